@@ -1,0 +1,41 @@
+"""Personalized federated learning: every client ends up with a model of its own.
+
+import personafl
+result = personafl.run({"method": {"name": "ditto"}, "rounds": 30})
+result.table()
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from personafl.api import Comparison, compare, resume, run
+    from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
+    from personafl.runs.recipe import Recipe
+    from personafl.runs.result import Result
+
+__all__ = [
+    "BadInput",
+    "Comparison",
+    "Diverged",
+    "Interrupted",
+    "PersonaError",
+    "Recipe",
+    "Result",
+    "StorageFailed",
+    "compare",
+    "resume",
+    "run",
+]
+
+__version__ = "0.1.0"
+
+
+# Loaded at first use: torch takes seconds to import, and `personafl --help` needs none of it.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'personafl' has no attribute {name!r}")
+    homes = {"Recipe": "personafl.runs.recipe", "Result": "personafl.runs.result"}
+    errors = {"BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed"}
+    home = homes.get(name, "personafl.errors" if name in errors else "personafl.api")
+    return getattr(importlib.import_module(home), name)

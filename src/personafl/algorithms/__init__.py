@@ -1,0 +1,49 @@
+"""The methods. A new one is a file here and a line in `METHODS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from personafl.algorithms.ditto import ditto
+from personafl.algorithms.fedavg import fedavg
+from personafl.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from personafl.algorithms.fedprox import fedprox
+from personafl.algorithms.finetune import finetune
+from personafl.algorithms.local import local
+from personafl.algorithms.training import Training
+from personafl.core.algorithm import Algorithm
+from personafl.options import describe
+
+__all__ = ["METHODS", "Method", "Training"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that recipes can name: `build(training, **its own fields)`, documented by its docstring."""
+
+    build: Callable[..., Algorithm]
+    paper: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of the builder's docstring."""
+        return (self.build.__doc__ or "").splitlines()[0]
+
+    @property
+    def options(self) -> str:
+        """The method's own options with their defaults."""
+        return describe(self.build)
+
+
+METHODS: dict[str, Method] = {
+    "fedavg": Method(fedavg, "McMahan et al., AISTATS 2017"),
+    "fedprox": Method(fedprox, "Li et al., MLSys 2020"),
+    "fedavgm": Method(fedavgm, "Hsu et al., 2019"),
+    "fedadam": Method(fedadam, "Reddi et al., ICLR 2021"),
+    "fedyogi": Method(fedyogi, "Reddi et al., ICLR 2021"),
+    "fedadagrad": Method(fedadagrad, "Reddi et al., ICLR 2021"),
+    "local": Method(local, "baseline"),
+    "finetune": Method(finetune, "Pillutla et al., ICML 2022 (baseline)"),
+    "ditto": Method(ditto, "Li et al., ICML 2021"),
+}

@@ -1,0 +1,67 @@
+"""The server of FedAvg and of every method that averages one shared model, with any server optimizer.
+
+S. Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 1 (FedOpt): the mean change of the cohort,
+
+    Δ_t = Σ_i p_i (w_i − w_t),
+
+is a pseudo-gradient −Δ_t for a server optimizer. SGD with rate 1 gives w_{t+1} = Σ_i p_i w_i: FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.algorithm import Reduced
+from personafl.core.optim import OptimizerSpec, Sgd
+from personafl.core.tree import Params, Tree
+
+__all__ = ["PLAIN_MEAN", "Averaging", "Change", "Model"]
+
+PLAIN_MEAN = Sgd(lr=1.0)
+
+
+class Model(NamedTuple):
+    """Down: the shared model w_t."""
+
+    model: Params
+
+
+class Change(NamedTuple):
+    """Up: how training moved the shared model, w_i − w_t, and the mean training loss on the way."""
+
+    change: Params
+    loss: Tensor
+
+
+class Shared(NamedTuple):
+    """State of the server: the shared model and what its optimizer keeps."""
+
+    model: Params
+    optimizer: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """Server rule: step the shared model along the mean change."""
+
+    optimizer: OptimizerSpec = PLAIN_MEAN
+
+    def init(self, start: Params, population: int) -> Shared:
+        """Start at the given model."""
+        return Shared(start, self.optimizer.at(torch.tensor(0.0)).init(start))
+
+    def broadcast(self, state: Shared) -> Model:
+        """Send the shared model."""
+        return Model(state.model)
+
+    def update(self, state: Shared, uploads: Reduced, round_: int) -> Shared:
+        """Apply the server optimizer to −Δ_t."""
+        gradient: Any = tree.scale(uploads.mean().change, -1.0)
+        optimizer = self.optimizer.at(torch.tensor(float(round_)))
+        step, kept = optimizer.update(gradient, state.optimizer, state.model)
+        return Shared(tree.add(state.model, step), kept)

@@ -1,0 +1,100 @@
+"""Ditto: a personal model per client, pulled towards the shared one.
+
+T. Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, Algorithm 1.
+
+    shared path:  FedAvg on w
+    client i:     v_i ← v_i − η(∇f_i(v_i) + λ(v_i − w_t)),   s steps; v_i starts at the first w_t it receives
+
+λ = 0 is Local training (from w), λ → ∞ the shared model. The shared path is FedAvg's to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
+from personafl.algorithms.fedavg import FedAvgClient
+from personafl.algorithms.personal import Personal, global_and_personal, retrained
+from personafl.algorithms.training import Count, NonNegative, Rate, Training
+from personafl.core.algorithm import Algorithm, Empty, Problem
+from personafl.core.batches import Batch, Batches, Data, Steps
+from personafl.core.descend import descend
+from personafl.core.optim import OptimizerSpec
+from personafl.core.terms import pull
+from personafl.core.tree import Params
+
+__all__ = ["DittoClient", "ditto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DittoClient:
+    """Client rule: FedAvg's for w, and a personal model v_i held to w_t by `pull` (λ)."""
+
+    shared: FedAvgClient = field(default_factory=FedAvgClient)
+    personal: Training = field(default_factory=Training)
+    tune: Training = field(default_factory=Training)  # of a newcomer's v_i
+    pull: float = 0.1
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """FedAvg's pass, then one on v_i."""
+        return {**self.shared.phases, "personal": self.personal.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """A newcomer trains v_i only."""
+        return {"tune": self.tune.work}
+
+    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Personal:
+        """v_i = w_t."""
+        return Personal(down.model)
+
+    def update(self, problem: Problem, down: Model, state: Personal, data: Data) -> tuple[Personal, Change]:
+        """Train w_i as FedAvg does, and v_i towards w_t."""
+        _, change = self.shared.update(problem, down, Empty(), data)
+        return self._train(problem, down, state, data.phases["personal"], self.personal, data.round), change
+
+    def personalize(self, problem: Problem, down: Model, state: Personal, data: Data) -> Personal:
+        """Train a newcomer's v_i towards w_T."""
+        return self._train(problem, down, state, data.phases["tune"], self.tune, data.round)
+
+    def models(self, problem: Problem, down: Model, state: Personal) -> dict[str, Params]:
+        """Return w and v_i."""
+        return global_and_personal(down, state)
+
+    def _train(
+        self,
+        problem: Problem,
+        down: Model,
+        state: Personal,
+        batches: Batches,
+        training: Training,
+        round_: Tensor,
+    ) -> Personal:
+        def objective(v: Params, batch: Batch) -> Tensor:
+            return problem.mean_loss(v, batch) + pull(v, down.model, self.pull)
+
+        return Personal(descend(objective, state.model, batches, training.optimizer.at(round_))[0])
+
+
+def ditto(
+    training: Training,
+    *,
+    pull: NonNegative = 0.1,
+    personal_lr: Rate | None = None,
+    personal_epochs: Count | None = None,
+    tune_epochs: Count = 5,
+    server: OptimizerSpec = PLAIN_MEAN,
+) -> Algorithm:
+    """FedAvg, and a personal model per client pulled towards the shared one."""
+    client = DittoClient(
+        shared=FedAvgClient(training=training),
+        personal=retrained(training, lr=personal_lr, epochs=personal_epochs),
+        tune=retrained(training, lr=personal_lr, epochs=tune_epochs),
+        pull=pull,
+    )
+    return Algorithm("ditto", client, Averaging(optimizer=server))

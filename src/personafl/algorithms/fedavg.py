@@ -1,0 +1,73 @@
+"""FedAvg: one shared model, the mean of locally trained ones.
+
+H. B. McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS 2017.
+
+    client i:  w_i = τ steps of SGD on f_i from w_t
+    server:    w_{t+1} = Σ_i p_i w_i,   p_i ∝ n_i (or uniform) over the cohort
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
+from personafl.algorithms.training import Training
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Empty, Problem
+from personafl.core.batches import Batch, Data, Steps
+from personafl.core.descend import descend
+from personafl.core.optim import OptimizerSpec
+from personafl.core.terms import pull
+from personafl.core.tree import Params
+
+__all__ = ["FedAvgClient", "fedavg"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgClient:
+    """Client rule: train the shared model on one's own data, held to it by `proximal` (FedProx's μ; 0 = FedAvg)."""
+
+    training: Training = field(default_factory=Training)
+    proximal: float = 0.0
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """One pass of local training."""
+        return {"local": self.training.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """No personal model."""
+        return {}
+
+    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Empty:
+        """Keep nothing."""
+        return Empty()
+
+    def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
+        """Return w_i − w_t."""
+
+        def objective(w: Params, batch: Batch) -> Tensor:
+            loss = problem.mean_loss(w, batch)
+            return loss + pull(w, down.model, self.proximal) if self.proximal else loss
+
+        optimizer = self.training.optimizer.at(data.round)
+        w, loss = descend(objective, down.model, data.phases["local"], optimizer)
+        return state, Change(tree.sub(w, down.model), loss)
+
+    def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Empty:
+        """Nothing to personalize."""
+        return state
+
+    def models(self, problem: Problem, down: Model, state: Empty) -> dict[str, Params]:
+        """Everyone uses the shared model."""
+        return {"global": down.model}
+
+
+def fedavg(training: Training, *, server: OptimizerSpec = PLAIN_MEAN) -> Algorithm:
+    """One shared model: the mean of locally trained ones."""
+    return Algorithm("fedavg", FedAvgClient(training=training), Averaging(optimizer=server))

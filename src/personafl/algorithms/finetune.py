@@ -1,0 +1,77 @@
+"""Finetune: FedAvg, then every client fine-tunes the whole shared model on its own data.
+
+The standard personalization baseline; see K. Pillutla et al., *Federated Learning with Partial Model Personalization*,
+ICML 2022, §4 ("Finetune").
+
+    rounds:    FedAvg, giving w_T
+    client i:  x_i = τ' steps of SGD on f_i from w_T;   the personal model is x_i
+
+Clients keep nothing between rounds; fine-tuning happens when a client asks for its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
+from personafl.algorithms.fedavg import FedAvgClient
+from personafl.algorithms.personal import Personal, global_and_personal, retrained
+from personafl.algorithms.training import Count, Rate, Training
+from personafl.core.algorithm import Algorithm, Empty, Problem
+from personafl.core.batches import Data, Steps
+from personafl.core.descend import descend
+from personafl.core.optim import OptimizerSpec
+from personafl.core.tree import Params
+
+__all__ = ["FinetuneClient", "finetune"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneClient:
+    """Client rule: FedAvg's, and fine-tuning."""
+
+    shared: FedAvgClient = field(default_factory=FedAvgClient)
+    tune: Training = field(default_factory=Training)
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """As FedAvg."""
+        return self.shared.phases
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """The fine-tuning pass."""
+        return {"tune": self.tune.work}
+
+    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Empty:
+        """Keep nothing between rounds."""
+        return Empty()
+
+    def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
+        """As FedAvg."""
+        return self.shared.update(problem, down, state, data)
+
+    def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Personal:
+        """Fine-tune w_T."""
+        optimizer = self.tune.optimizer.at(data.round)
+        return Personal(descend(problem.mean_loss, down.model, data.phases["tune"], optimizer)[0])
+
+    def models(self, problem: Problem, down: Model, state: Personal | Empty) -> dict[str, Params]:
+        """Return the shared model and, once fine-tuned, the client's own."""
+        return global_and_personal(down, state)
+
+
+def finetune(
+    training: Training,
+    *,
+    tune_epochs: Count = 5,
+    tune_lr: Rate | None = None,
+    server: OptimizerSpec = PLAIN_MEAN,
+) -> Algorithm:
+    """FedAvg, then each client fine-tunes the shared model."""
+    tune = retrained(training, lr=tune_lr, epochs=tune_epochs)
+    client = FinetuneClient(shared=FedAvgClient(training=training), tune=tune)
+    return Algorithm("finetune", client, Averaging(optimizer=server))

@@ -1,0 +1,34 @@
+"""What the methods with a whole personal model share: its state, and who uses which model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from personafl.algorithms.averaging import Model
+from personafl.algorithms.training import Training
+from personafl.core.algorithm import Empty
+from personafl.core.tree import Params
+
+__all__ = ["Personal", "global_and_personal", "retrained"]
+
+
+class Personal(NamedTuple):
+    """State of a client: its own model. It never leaves the device."""
+
+    model: Params
+
+
+def global_and_personal(down: Model, state: Personal | Empty) -> dict[str, Params]:
+    """Return the shared model, and the client's own if it has one."""
+    own = {"personal": state.model} if isinstance(state, Personal) else {}
+    return {"global": down.model, **own}
+
+
+def retrained(training: Training, *, lr: float | None, epochs: int | None) -> Training:
+    """Return the training with another learning rate or number of epochs; None keeps what is there."""
+    optimizer = training.optimizer if lr is None else dataclasses.replace(training.optimizer, lr=lr)
+    work = training.work
+    if epochs is not None:
+        work = dataclasses.replace(work, epochs=epochs, steps=None)
+    return Training(work=work, optimizer=optimizer)

@@ -1,0 +1,27 @@
+"""How a client trains and how a server steps: the fields that all methods share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt
+
+from personafl.core.batches import Steps
+from personafl.core.optim import OptimizerSpec, Sgd
+
+__all__ = ["Count", "Decay", "NonNegative", "Rate", "Training"]
+
+# Limits of options, which recipes are checked against.
+Count = Annotated[int, Ge(1)]
+Rate = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Decay = Annotated[float, Ge(0), Lt(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One client's local work in a round: how much data it sees, and the optimizer, made anew every round."""
+
+    work: Steps = field(default_factory=lambda: Steps(epochs=1))
+    optimizer: OptimizerSpec = field(default_factory=Sgd)

@@ -1,0 +1,182 @@
+"""The Python interface: the same runs as the command line, with objects where a recipe would have names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+import personafl.data.build as data_build
+from personafl.core.algorithm import Algorithm
+from personafl.data.federated import FederatedData
+from personafl.errors import BadInput, Diverged
+from personafl.runs.files import read_json
+from personafl.runs.recipe import Recipe, read_toml
+from personafl.runs.result import Result
+from personafl.runs.rundir import RunDirectory, claim_name, refuse_existing
+from personafl.runs.runner import Listener, prepare, run_job
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Comparison", "as_recipe", "compare", "recipe_of", "resume", "rows_of", "run"]
+
+RecipeLike = Recipe | Mapping[str, Any] | str | Path
+Listeners = Callable[[str, int], Listener | None]  # (method, seed) -> the listener of that run
+COMPARISON_FILE = "comparison.toml"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several methods and seeds on the same splits."""
+
+    path: Path
+    results: tuple[Result, ...]
+    failures: tuple[str, ...] = ()  # what diverged, one line each
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of all runs."""
+        return [row for result in self.results for row in result.rows]
+
+    def table(self) -> pd.DataFrame:
+        """Return all rows as one table."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+
+def as_recipe(recipe: RecipeLike) -> Recipe:
+    """Return a recipe given as itself, as nested dicts, or as a TOML file's path."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return Recipe.parse(recipe)
+    return Recipe.parse(read_toml(Path(recipe)), str(recipe))
+
+
+def run(
+    recipe: RecipeLike,
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> Result:
+    """Run one method and return its result.
+
+    `data`, `model` and `algorithm` replace what the recipe names. The run directory is `out`, or a new one under runs/.
+    With resume=True an existing `out` is continued; give the same objects again, for they are not in the directory.
+    """
+    recipe = as_recipe(recipe).anchored()
+    path = Path(out) if out is not None else claim_name(Path("runs"), recipe.name)
+    again = resume and path.exists()
+    if not again:
+        refuse_existing(path)
+    job = prepare(recipe, data, model, algorithm)
+    if again:
+        _check_same_split(path, job.federation.data)
+        return run_job(job, RunDirectory(path), listener)
+    return run_job(job, RunDirectory.create(path, job.files()), listener)
+
+
+def compare(
+    recipe: RecipeLike,
+    *,
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    listener: Listeners | None = None,
+) -> Comparison:
+    """Run several methods and seeds; under one seed they see the same split and the same cohorts.
+
+    `methods` and `seeds` replace the recipe's. `listener(method, seed)` returns the listener of one run.
+    """
+    recipe = as_recipe(recipe).anchored().narrowed(methods, seeds)
+    path = Path(out) if out is not None else claim_name(Path("runs"), recipe.name)
+    refuse_existing(path)
+    seed = recipe.compare.seeds[0]
+    data = data_build.load(recipe.data, seed)
+    for method in recipe.compare.methods:
+        prepare(recipe.for_method(method, seed), data)  # fail before the first run if any of them cannot start
+    RunDirectory.create(path, {COMPARISON_FILE: recipe.to_toml()})
+    return _run_all(recipe, path, listener, {seed: data})
+
+
+def resume(path: str | Path, *, listener: Listeners | None = None) -> Result | Comparison:
+    """Continue a run or a comparison that was stopped, to the same result as if it had not been."""
+    path = Path(path)
+    recipe = recipe_of(path)
+    if (path / COMPARISON_FILE).exists():
+        return _run_all(recipe, path, listener, {})
+    if (path / "result.json").exists():
+        return Result.load(path)
+    own = listener(recipe.method.name, recipe.seed) if listener else None
+    return run(recipe, out=path, resume=True, listener=own)
+
+
+def recipe_of(path: Path) -> Recipe:
+    """Return the recipe of a run (as a comparison of one) or of a comparison."""
+    if (path / COMPARISON_FILE).exists():
+        return as_recipe(path / COMPARISON_FILE)
+    if not (path / "recipe.toml").exists():
+        raise BadInput(f"{path}: not a run directory (it has no recipe.toml)")
+    recipe = as_recipe(path / "recipe.toml")
+    alone = recipe.compare.model_copy(update={"methods": (recipe.method.name,), "seeds": (recipe.seed,)})
+    return recipe.model_copy(update={"compare": alone})
+
+
+def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[tuple[Path, int, int]]]:
+    """Return the rows of what is finished in a run or comparison, and (path, rounds done, rounds) of what is not."""
+    recipe = recipe_of(path)
+    one = not (path / COMPARISON_FILE).exists()
+    pairs = [(method, seed) for seed in recipe.compare.seeds for method in recipe.compare.methods]
+    rows: list[dict[str, Any]] = []
+    unfinished = []
+    for child in [path] if one else [_child(path, method, seed) for method, seed in pairs]:
+        if (child / "result.json").exists():
+            rows += Result.load(child).rows
+        else:
+            unfinished.append((child, RunDirectory(child).checkpoint().rounds, recipe.rounds))
+    return rows, unfinished
+
+
+def _child(path: Path, method: str, seed: int) -> Path:
+    return path / f"{method}-seed{seed}"
+
+
+def _run_all(recipe: Recipe, path: Path, listener: Listeners | None, splits: dict[int, FederatedData]) -> Comparison:
+    """Run or finish all runs of a comparison; a run that diverges does not stop the others."""
+    results, failures = [], []
+    for seed in recipe.compare.seeds:
+        for method in recipe.compare.methods:
+            child = _child(path, method, seed)
+            if (child / "result.json").exists():
+                results.append(Result.load(child))
+                continue
+            if seed not in splits:
+                splits = {seed: data_build.load(recipe.data, seed)}  # one split in memory at a time
+                for sibling in recipe.compare.methods:
+                    _check_same_split(_child(path, sibling, seed), splits[seed])
+            own = listener(method, seed) if listener else None
+            try:
+                one = recipe.for_method(method, seed)
+                results.append(run(one, data=splits[seed], out=child, resume=True, listener=own))
+            except Diverged as error:
+                failures.append(f"{child.name}: {error}")
+    return Comparison(path, tuple(results), tuple(failures))
+
+
+def _check_same_split(path: Path, data: FederatedData) -> None:
+    """Refuse to continue a run, or what belongs to it, on other data."""
+    if (path / "split.json").exists():
+        before = read_json(path / "split.json")["fingerprint"]
+        if before != data.fingerprint:
+            raise BadInput(
+                f"{path}: the data changed since the run began (split {before[:12]}, now {data.fingerprint[:12]})"
+            )

@@ -1,0 +1,347 @@
+"""The command line. Results go to standard output, everything else to standard error.
+
+Exit codes: 0 done, 2 an error with its remedy, 130 stopped by the user; see `personafl.errors`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from personafl import __version__
+from personafl.errors import BadInput, Diverged, Interrupted, PersonaError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="personafl",
+    help="Personalized federated learning: compare methods, and give every client a model of its own.\n\n"
+    "Start with:  personafl compare --methods fedavg,ditto,local",
+    epilog="Exit codes: 0 done, 2 an error with its remedy, 130 stopped by you.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at data before training on them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RECIPE.toml] [KEY.SUB=VALUE]...",
+        help="A recipe file, and changes to it, as in training.lr=0.05. All keys: personafl recipe.",
+    ),
+]
+Dataset = Annotated[
+    str | None, typer.Option(metavar="NAME|PATH", help="digits, your file or folder, or hf:NAME (see datasets).")
+]
+PartitionText = Annotated[
+    str | None,
+    typer.Option(metavar="KIND", help="How clients share the data, as in dirichlet:alpha=0.1,clients=100, or users."),
+]
+Model = Annotated[str | None, typer.Option(metavar="NAME", help="A name (see models) or package.module:Name.")]
+Rounds = Annotated[int | None, typer.Option(metavar="N", help="Rounds of training.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and nothing else on standard output.")]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    words: Words = None,
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="A name (see methods).")] = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Decides split, cohorts, batches, start.")] = None,
+    out_path: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run one method."""
+    from personafl import Recipe, api
+    from personafl.runs.rundir import claim_name
+
+    options = _data_options(dataset, partition, model, rounds)
+    recipe = Recipe.parse(*_values(words, options | {"method.name": method, "seed": seed}))
+    alone = recipe.compare.model_copy(update={"methods": (recipe.method.name,), "seeds": (recipe.seed,)})
+    out_path = out_path or claim_name(Path("runs"), recipe.name)
+    result = _displayed(
+        recipe.model_copy(update={"compare": alone}),
+        out_path,
+        quiet or as_json,
+        lambda listen: api.run(recipe, out=out_path, listener=listen(recipe.method.name, recipe.seed)),
+    )
+    _report(result.path, result.rows, as_json)
+
+
+@app.command()
+def compare(
+    words: Words = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="As in fedavg,ditto,local (see methods).")
+    ] = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="As in 0,1,2; the table then has mean ± std.")
+    ] = None,
+    out_path: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run several methods (and seeds) on the same splits and cohorts, and print a table."""
+    from personafl import Recipe, api
+    from personafl.runs.rundir import claim_name
+
+    options = _data_options(dataset, partition, model, rounds)
+    recipe = Recipe.parse(
+        *_values(words, options | {"compare.methods": _listed(methods), "compare.seeds": _listed(seeds)})
+    )
+    out_path = out_path or claim_name(Path("runs"), recipe.name)
+    result = _displayed(
+        recipe, out_path, quiet or as_json, lambda listen: api.compare(recipe, out=out_path, listener=listen)
+    )
+    _report_all(result, as_json)
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run or comparison.")],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a run or comparison that was stopped; the result is the same as without the stop."""
+    from personafl import api
+
+    recipe = api.recipe_of(path)
+    result = _displayed(recipe, path, quiet or as_json, lambda listen: api.resume(path, listener=listen))
+    _report_all(result, as_json)
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run or comparison.")],
+    details: Annotated[
+        bool, typer.Option("--details", metavar="", help="Weighted means, spread, intervals and sizes, for each model.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the result of a run or comparison, or how far it got."""
+    from personafl import api
+    from personafl.runs.rundir import resume_command
+
+    rows, unfinished = api.rows_of(path)
+    for child, done, rounds in unfinished:
+        if done:
+            err.print(f"{child}: {done} of {rounds} rounds done", soft_wrap=True, markup=False)
+    if unfinished:
+        waiting = sum(not done for _, done, _ in unfinished)
+        begun = f"{waiting} of its runs not begun; " if waiting else ""
+        err.print(f"{path}: unfinished; {begun}continue with: {resume_command(path)}", soft_wrap=True, markup=False)
+    if rows or as_json:
+        _report(path, rows, as_json, details)
+
+
+@app.command("recipe")
+def print_recipe(words: Words = None) -> None:
+    """Print a recipe with all its keys and their values, to start your own from."""
+    from personafl import Recipe
+
+    print(Recipe.parse(*_values(words, {})).to_toml(), end="")
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods and their options."""
+    from personafl.algorithms import METHODS
+
+    entries = [
+        {"name": name, "summary": method.summary, "paper": method.paper, "options": method.options}
+        for name, method in METHODS.items()
+    ]
+    _listing(entries, as_json)
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the models and their options."""
+    from personafl.models import MODELS
+    from personafl.options import describe
+
+    entries = [
+        {"name": name, "summary": (build.__doc__ or "").splitlines()[0], "options": describe(build)}
+        for name, build in MODELS.items()
+    ]
+    _listing(entries, as_json)
+
+
+@app.command()
+def datasets(as_json: Json = False) -> None:
+    """List the kinds of data that can be read."""
+    from personafl.data.sources import SOURCES
+
+    entries = [{"name": s.name, "summary": s.summary, "write": s.usage, "paper": s.paper} for s in SOURCES]
+    _listing(entries, as_json)
+
+
+@data_app.command("describe")
+def data_describe(
+    words: Words = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the split.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw clients × classes here.")] = None,
+) -> None:
+    """Print and draw how clients share a dataset."""
+    from personafl import Recipe
+    from personafl.data.build import load
+    from personafl.data.describe import describe, picture
+
+    recipe = Recipe.parse(*_values(words, _data_options(dataset, partition, None, None) | {"seed": seed}))
+    data = load(recipe.data, recipe.seed)
+    describe(data, out)
+    if svg is not None:
+        picture(data, svg)
+        err.print(f"picture: {svg}")
+
+
+def main() -> None:
+    """Run the command line; errors that a user can act on are one line, and the exit code says which kind."""
+    sys.path.append("")  # a model of the user's may be in a file of this folder
+    try:
+        code = app(standalone_mode=False)
+    except PersonaError as error:
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = Interrupted.exit_code
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        if message := error.format_message():  # the command line's own; empty: its help was printed
+            _fail(message, BadInput.exit_code)
+        code = BadInput.exit_code
+    if code == Interrupted.exit_code:
+        _fail("stopped at once; what was saved before is intact", code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    kind = "" if code == Interrupted.exit_code else "error: "
+    err.print(Text.assemble((kind, "bold red"), " ".join(message.split())), soft_wrap=True)
+    sys.exit(code)
+
+
+def _data_options(dataset: str | None, partition: str | None, model: str | None, rounds: int | None) -> dict[str, Any]:
+    from personafl.data.config import parse_partition
+
+    return {
+        "data.source": dataset,
+        "data.partition": None if partition is None else parse_partition(partition),
+        "model.name": model,
+        "rounds": rounds,
+    }
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _values(words: list[str] | None, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return a recipe's nested values and its file's name: the file, then the command's options, then the overrides."""
+    from personafl.runs.recipe import apply_overrides, put, read_toml
+
+    files = [word for word in words or [] if "=" not in word]
+    if len(files) > 1:
+        raise BadInput(f"{files[1]!r}: only one recipe can be given; overrides are written key.sub=value")
+    values = read_toml(Path(files[0])) if files else {}
+    if files:
+        values.setdefault("name", Path(files[0]).stem)
+    for key, value in options.items():
+        if value is not None:
+            put(values, key, value)
+    return apply_overrides(values, [word for word in words or [] if "=" in word]), files[0] if files else ""
+
+
+def _displayed(recipe: Any, path: Path, quiet: bool, work: Callable[[Any], Any]) -> Any:
+    """Run `work(listener of (method, seed))` with a display for the runs of a recipe."""
+    from personafl.display import Display
+    from personafl.runs.rundir import resume_command
+
+    several = len(recipe.compare.seeds) > 1
+    label = (lambda method, seed: f"{method} seed {seed}") if several else (lambda method, seed: method)
+    names = [label(method, seed) for method in recipe.compare.methods for seed in recipe.compare.seeds]
+    display = Display(err, quiet)
+    try:
+        with display.open(names):
+            return work(lambda method, seed: display.listener(label(method, seed)))
+    except Interrupted as error:  # it names the run that was on; what to continue is the whole
+        when = str(error).partition(";")[0]
+        raise Interrupted(f"{when}; continue with: {resume_command(path)}") from error
+
+
+def _report_all(result: Any, as_json: bool) -> None:
+    """Print what a run or comparison found; then fail if part of it diverged."""
+    _report(result.path, result.rows, as_json)
+    if failures := getattr(result, "failures", ()):
+        raise Diverged(f"{len(failures)} of its runs diverged: {'; '.join(failures)}")
+
+
+def _report(path: Path, rows: list[dict[str, Any]], as_json: bool, details: bool = False) -> None:
+    from personafl.display import detail_tables, result_tables
+
+    if as_json:
+        print(json.dumps({"run": str(path), "rows": rows}, allow_nan=False))
+        return
+    for part in detail_tables(rows) if details else result_tables(rows, out.width):
+        out.print(part)
+    out.print(f"run directory: {path}", soft_wrap=True, markup=False)
+
+
+def _listing(entries: list[dict[str, Any]], as_json: bool) -> None:
+    """Print entries with their name on the left and all else, a line each, on the right."""
+    if as_json:
+        print(json.dumps(entries))
+        return
+    table = Table.grid(padding=(0, 2))
+    for entry in entries:
+        text = Text(entry["summary"])
+        for key, value in entry.items():
+            if value and key not in ("name", "summary"):
+                text.append(f"\n{key}: {value}", style="dim")
+        table.add_row(Text(entry["name"], style="bold"), text)
+    out.print(table)

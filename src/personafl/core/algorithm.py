@@ -1,0 +1,149 @@
+"""The shape of every method: two pure rules, one per machine, joined by two typed messages.
+
+    server.broadcast ── Down ──▶ client.update ── Up ──▶ server.update
+
+States and messages are NamedTuples of tensors (or of dicts of tensors), so stacking, checkpoints and the wire need no
+code per algorithm. Every state has one owner; only `Down` and `Up` cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.batches import Batch, Data, Steps
+from personafl.core.net import Net
+from personafl.core.split import Split
+from personafl.core.tree import Params, Tree
+
+__all__ = [
+    "Algorithm",
+    "ClientRule",
+    "Empty",
+    "Loss",
+    "Problem",
+    "Reduced",
+    "ServerRule",
+    "mean_loss",
+    "reduce",
+]
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [batch, …], targets [batch, …]) -> losses [batch]
+
+
+class Empty(NamedTuple):
+    """A state or message with nothing in it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a client solves: no data, no weights. Clients with equal problems are trained together.
+
+    `net` is the architecture that everyone shares; `local_net` is the client's own where a method allows that.
+    `split` says which parameters are personal, for the methods that divide one network.
+    """
+
+    net: Net
+    loss: Loss
+    local_net: Net | None = None
+    split: Split | None = None
+
+    @property
+    def personal_net(self) -> Net:
+        """The architecture of the client's own model."""
+        return self.local_net or self.net
+
+    def mean_loss(self, params: Params, batch: Batch) -> Tensor:
+        """f(w; B) of the shared architecture."""
+        return mean_loss(self.net, self.loss, params, batch)
+
+
+def mean_loss(net: Net, loss: Loss, params: Params, batch: Batch) -> Tensor:
+    """Return the mean loss over the real samples of a batch."""
+    losses = loss(net.apply(params, batch.x, batch.real, batch.key), batch.y)
+    return torch.where(batch.real, losses, 0.0).sum() / batch.real.sum().clamp(min=1)
+
+
+class ClientRule(Protocol):
+    """The part that ships to the device. Pure: never changes its arguments, draws nothing at random but in `init`."""
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """Data budget of each named phase of `update`."""
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """Data budget of each named phase of `personalize`; empty: the method does not fine-tune."""
+
+    def init(self, problem: Problem, down: Any, generator: torch.Generator) -> Tree:
+        """Return the state of a client that takes part for the first time. It stays on the device."""
+
+    def update(self, problem: Problem, down: Any, state: Any, data: Data) -> tuple[Tree, Tree]:
+        """Train for one round: return the new state and what is sent up."""
+
+    def personalize(self, problem: Problem, down: Any, state: Any, data: Data) -> Tree:
+        """Make a client without history its own model from what the server sends; nothing is sent back."""
+
+    def models(self, problem: Problem, down: Any, state: Any) -> dict[str, Params]:
+        """Return the models a client can use now: "global" (in `net`) and/or "personal" (in `personal_net`)."""
+
+
+class ServerRule(Protocol):
+    """The part that runs on the server."""
+
+    def init(self, start: Params, population: int) -> Tree:
+        """Return the state before the first round."""
+
+    def broadcast(self, state: Any) -> Tree:
+        """Return what every client of the next round receives; leaves may be wire forms (`core.wire`)."""
+
+    def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
+        """Return the state after a round."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method: its name and its two rules, whose fields are its hyperparameters."""
+
+    name: str
+    client: ClientRule
+    server: ServerRule
+
+
+class Reduced(NamedTuple):
+    """Σ weightᵢ·upᵢ, Σ weightᵢ and the number of uploads: a commutative monoid, joined with `plus`.
+
+    Sums are kept in float64, so groups, chunks and machines may join in any order without the result moving.
+    """
+
+    total: Tree
+    weight: Tensor
+    clients: int
+    dtype: torch.dtype  # of the uploads
+
+    def plus(self, other: Reduced) -> Reduced:
+        """Join the uploads of two groups."""
+        return Reduced(
+            tree.add(self.total, other.total),
+            self.weight + other.weight,
+            self.clients + other.clients,
+            self.dtype,
+        )
+
+    def mean(self) -> Any:
+        """Return Σ weightᵢ·upᵢ / Σ weightᵢ."""
+        return tree.map(lambda total: (total / self.weight).to(self.dtype), self.total)
+
+
+def reduce(stacked: Tree, weights: Tensor) -> Reduced:
+    """Reduce stacked uploads [clients, …] by weights [clients]."""
+    weights = weights.to(torch.float64)
+
+    dtype = next((leaf.dtype for leaf in tree.leaves(stacked)), torch.float32)
+    total = tree.map(lambda leaf: torch.tensordot(weights, leaf.to(torch.float64), dims=1), stacked)
+    return Reduced(total, weights.sum(), len(weights), dtype)

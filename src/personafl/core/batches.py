@@ -1,0 +1,123 @@
+"""What a client trains on: batches of a shared data pool, and how they are drawn.
+
+Data lives once, as one tensor for all clients; a client's batches are row numbers into it. Clients with less data than
+others are padded: `real` says which entries count, and a step without any real entry does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.core import rng
+
+__all__ = ["Batch", "Batches", "Data", "Steps", "draw"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """How much a client trains in one phase: whole epochs, or a number of minibatch steps. batch None = all data."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int | None = 32
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+        if self.batch is not None and self.batch < 1:
+            raise ValueError("batch must be at least 1, or None for all data")
+
+
+class Batch(NamedTuple):
+    """One minibatch: inputs [batch, …], targets [batch, …], which are real [batch], and the key of its dropout."""
+
+    x: Tensor
+    y: Tensor
+    real: Tensor
+    key: Tensor
+
+
+class Batches(NamedTuple):
+    """Minibatches of one client for one phase; stacked clients have one more leading axis in all but the pool."""
+
+    pool_x: Tensor  # [samples, …], shared by all clients
+    pool_y: Tensor  # [samples, …]
+    rows: Tensor  # [steps, batch] of the pool
+    real: Tensor  # [steps, batch]
+    key: Tensor  # [steps]
+
+    def each(self) -> Iterator[Batch]:
+        """Yield the minibatches in order; the pool's rows are gathered when a step needs them, never before."""
+        for step in range(self.rows.shape[0]):
+            rows = self.rows[step]
+            yield Batch(self.pool_x[rows], self.pool_y[rows], self.real[step], self.key[step])
+
+
+class Data(NamedTuple):
+    """All that a client's update may look at besides the message: its batches per phase, n_i, and the round."""
+
+    phases: dict[str, Batches]
+    examples: Tensor  # [] number of training samples n_i
+    round: Tensor  # [] round number t, from 0
+
+
+def draw(
+    pool: tuple[Tensor, Tensor],
+    rows: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    work: Steps,
+    keys: rng.Words,
+) -> Batches:
+    """Draw the minibatches of many clients at once, stacked: rows and real [clients, steps, batch].
+
+    Client c owns rows[starts[c] : starts[c] + sizes[c]] and keys[c] is its randomness for this phase. Every epoch is a
+    fresh permutation cut into batches, the last one short; `steps` goes through as many epochs as it takes.
+    """
+    largest = int(sizes.max(initial=1))
+    width = min(work.batch or largest, largest)
+    per_epoch = -(-sizes // width)
+    steps = per_epoch * work.epochs if work.epochs is not None else np.where(sizes > 0, work.steps or 0, 0)
+    step = np.arange(int(steps.max(initial=0)))
+    epoch, batch = np.divmod(step[None, :], np.maximum(per_epoch, 1)[:, None])  # [clients, steps]
+
+    position = batch[:, :, None] * width + np.arange(width)  # [clients, steps, batch] place in the permutation
+    real = (position < sizes[:, None, None]) & (step[None, :, None] < steps[:, None, None])
+    epochs = -(-steps // np.maximum(per_epoch, 1))  # begun, per client
+    order, first = _orders(sizes, epochs, keys)
+    place = first[:, None, None] + epoch[:, :, None] * sizes[:, None, None] + position
+    own = np.where(sizes > 0, starts, 0)[:, None, None]  # padding repeats the client's first row
+    index = rows[own + np.where(real, order[np.where(real, place, 0)], 0)]
+    dropout = rng.mix(keys[:, None], "dropout", step[None, :]).view(np.int64)
+    device = pool[0].device
+    return Batches(
+        *pool,
+        torch.from_numpy(index).to(device),
+        torch.from_numpy(real).to(device),
+        torch.from_numpy(dropout).to(device),
+    )
+
+
+def _orders(
+    sizes: NDArray[np.int64], epochs: NDArray[np.int64], keys: rng.Words
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return all shuffles end to end, and where each client's begin: its epoch e is at first + e·size.
+
+    Only the epochs a client begins are drawn: a small client may go through hundreds while a large one is in its first.
+    """
+    first = np.cumsum(epochs * sizes) - epochs * sizes
+    order = np.zeros(int((epochs * sizes).sum()) + 1, dtype=np.int64)  # + 1: there is a place 0 even without any data
+    for e in range(int(epochs.max(initial=0))):
+        who = np.flatnonzero(epochs > e)
+        shuffled = rng.permutations(sizes[who], rng.mix(keys[who], "epoch", e))
+        position = np.arange(shuffled.shape[1])
+        inside = position < sizes[who, None]
+        order[((first + e * sizes)[who, None] + position)[inside]] = shuffled[inside]
+    return order, first

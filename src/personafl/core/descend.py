@@ -1,0 +1,46 @@
+"""The training loop: every algorithm trains through `descend`, for one client, as a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from personafl.core import tree
+from personafl.core.batches import Batch, Batches
+from personafl.core.optim import Optimizer
+from personafl.core.prox import Prox
+from personafl.core.tree import Params
+
+__all__ = ["Objective", "descend"]
+
+Objective = Callable[[Params, Batch], Tensor]
+
+
+def descend(
+    objective: Objective,
+    start: Params,
+    batches: Batches,
+    optimizer: Optimizer,
+    prox: Prox | None = None,
+) -> tuple[Params, Tensor]:
+    """Minimise: for each minibatch B, x ← prox(x + step(∇objective(x; B))).
+
+    Returns the last x and the mean of the objective over the steps taken. A minibatch without real samples, which is
+    how a client with less data than its neighbours is padded, leaves x and the optimizer's state as they are.
+    """
+    params, state = start, optimizer.init(start)
+    total = torch.zeros((), device=batches.rows.device)
+    taken = torch.zeros((), device=batches.rows.device)
+    for batch in batches.each():
+        gradient, value = grad_and_value(objective)(params, batch)
+        step, stepped = optimizer.update(gradient, state, params)
+        moved = tree.add(params, step)
+        if prox is not None:
+            moved = prox(moved)
+        alive = batch.real.any()
+        params, state = tree.where(alive, (moved, stepped), (params, state))
+        total, taken = total + torch.where(alive, value, 0.0), taken + alive
+    return params, total / taken.clamp(min=1)

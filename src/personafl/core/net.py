@@ -1,0 +1,213 @@
+"""A network as a pure function of its parameters, made from any `nn.Module`.
+
+What torch.func cannot take is changed or refused here, once, before any training:
+- `nn.Dropout` draws its mask from a key that comes with the batch, so it differs per client and step, repeats exactly,
+  and is the same whether clients run one by one or stacked;
+- normalisation with running statistics follows an explicit `buffers` policy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from personafl.core.tree import Params
+from personafl.errors import BadInput
+
+__all__ = ["Buffers", "Net"]
+
+Buffers = Literal["refused", "shared", "dropped"]
+
+
+class Net:
+    """A network without weights: `apply(params, x)` is pure, `init(generator)` draws a start.
+
+    Parameters that the module has frozen (requires_grad=False) are constants: not trained, not sent.
+
+    buffers, for BatchNorm-like layers with running statistics:
+    - "refused" (default): an error that names the layers;
+    - "shared": the statistics the module came with are fixed and the same for everyone (a pre-trained model's);
+    - "dropped": no running statistics; each batch is normalised by its own real samples, also when scoring.
+    """
+
+    def __init__(self, make: nn.Module | Callable[[], nn.Module], buffers: Buffers = "refused") -> None:
+        self._make = None if isinstance(make, nn.Module) else make
+        # What a maker draws besides parameters (random features, say) must not differ between processes: seed 0.
+        module = make if isinstance(make, nn.Module) else _made(make, 0)
+        self._start = {n: value.detach().clone() for n, value in module.named_parameters() if value.requires_grad}
+        self._module = _prepared(module, buffers)
+        self._dropouts = {name: m for name, m in self._module.named_modules() if isinstance(m, _KeyedDropout)}
+        self._norms = [name for name, m in self._module.named_modules() if isinstance(m, _MaskedNorm)]
+        self.shapes = {name: value.shape for name, value in self._start.items()}
+
+    def init(self, generator: torch.Generator) -> Params:
+        """Return start parameters: drawn anew from the generator, or the weights of the module that was given."""
+        if self._make is None:
+            return {name: value.clone() for name, value in self._start.items()}
+        fresh = _made(self._make, int(torch.randint(2**62, (), generator=generator)))
+        return {name: value.detach() for name, value in fresh.named_parameters() if name in self.shapes}
+
+    def apply(self, params: Params, x: Tensor, real: Tensor | None = None, key: Tensor | None = None) -> Tensor:
+        """Return the outputs for x [batch, …]. With a key, dropout is on; `real` marks the samples that count."""
+        if params.keys() != self.shapes.keys():  # functional_call would fill in the module's own, silently
+            raise ValueError(f"parameters {sorted(params.keys() ^ self.shapes.keys())} are missing or of another net")
+        extra: dict[str, Tensor] = {}
+        for dropout in self._dropouts.values():
+            dropout.calls = 0
+        if key is not None:
+            extra |= {f"{name}.key": key for name in self._dropouts}
+        if real is not None:
+            extra |= {f"{name}.real": real for name in self._norms}
+        output: Tensor = functional_call(self._module, params | extra, (x,))
+        return output
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    @property
+    def batch_dependent(self) -> bool:
+        """Whether a sample's output depends on the other samples of its batch."""
+        return bool(self._norms)
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether the network has convolutions, which stack badly on a CPU."""
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Net:
+        """Move the module's constants (buffers); parameters are arguments and live where they are made."""
+        self._module.to(device=device, dtype=dtype)
+        return self
+
+    def probe(self, x: Tensor) -> Tensor:
+        """Run two stacked copies on x [batch, …] in training mode and return the output, or say what does not work."""
+        params = {name: value.to(x.device) for name, value in self._module.named_parameters() if name in self.shapes}
+        if x.is_floating_point():
+            params = {name: value.to(x.dtype) for name, value in params.items()}
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        real = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        try:
+            with torch.no_grad():
+                output = self.apply(params, x.clone())
+        except Exception as error:  # a module's forward() may raise anything
+            raise BadInput(
+                f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
+            ) from error
+        if not isinstance(output, Tensor):
+            raise BadInput(f"model: forward() returns a {type(output).__name__}; it must return one tensor of outputs")
+
+        def trained(p: Params, own: Tensor) -> tuple[Tensor, Tensor]:
+            result = self.apply(p, own, real, key)
+            return result.sum(), result
+
+        try:
+            stacked = {name: value.expand(2, *value.shape) for name, value in params.items()}
+            outputs: Tensor = vmap(grad(trained, has_aux=True))(stacked, torch.stack([x, x]))[1]
+        except Exception as error:
+            raise BadInput(
+                "model: torch.func cannot run it for several clients at once: "
+                f"{_first_line(error)}; keep forward() free of in-place changes to buffers, .item(), "
+                "data-dependent branches and functional dropout (use nn.Dropout)"
+            ) from error
+        return outputs[0]
+
+
+def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class _KeyedDropout(nn.Module):
+    """Dropout whose mask is a hash of (key, layer, call, position): stateless, so equal however clients are run."""
+
+    key: Tensor
+
+    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+        super().__init__()
+        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.calls = 0  # so far in this pass: a module used twice drops different entries
+        self.register_buffer("key", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.key is None or self.p == 0.0:
+            return x
+        shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.whole_channels else x.shape
+        position = torch.arange(shape.numel(), device=x.device).reshape(shape)
+        z = _scramble(_scramble(position + self.key) + (self.layer + (self.calls << 32)))
+        self.calls += 1
+        uniform = ((z >> 11) & ((1 << 52) - 1)).to(torch.float64) / (1 << 52)
+        return torch.where(uniform < self.p, torch.zeros((), dtype=x.dtype, device=x.device), x / (1 - self.p))
+
+
+def _scramble(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 (products wrap; the arithmetic shifts are masked to logical ones)."""
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+class _MaskedNorm(nn.Module):
+    """BatchNorm by the statistics of the batch's real samples, channel axis 1; padding has no say."""
+
+    real: Tensor
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.eps, self.weight, self.bias = norm.eps, norm.weight, norm.bias
+        self.register_buffer("real", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = [0, *range(2, x.ndim)]
+        ones = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        real = (ones if self.real is None else self.real).to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        count = (real.sum() * (x[0, 0].numel())).clamp(min=1)
+        mean = (x * real).sum(axes, keepdim=True) / count
+        variance = ((x - mean).square() * real).sum(axes, keepdim=True) / count
+        x = (x - mean) / (variance + self.eps).sqrt()
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        return x if self.weight is None else x * self.weight.reshape(shape) + self.bias.reshape(shape)
+
+
+def _prepared(module: nn.Module, buffers: Buffers) -> nn.Module:
+    """Return a copy in which every layer is a pure function of parameters, key and mask."""
+    module = copy.deepcopy(module).train()
+    # With duplicates: a layer used under two names must be replaced in both places.
+    layers = list(module.named_modules(remove_duplicate=False))
+    tracked = [n for n, m in layers if getattr(m, "running_mean", None) is not None]
+    if tracked and buffers == "refused":
+        raise BadInput(
+            f"model: layers {', '.join(tracked)} keep running statistics, which cannot be shared silently; use "
+            'GroupNorm or LayerNorm, or model.buffers = "shared" (fixed statistics) or "dropped" (batch statistics)'
+        )
+    for count, (name, layer) in enumerate(layers):
+        parent = module.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
+            raise BadInput(f"model: layer {name} is {type(layer).__name__}, which is not supported; use nn.Dropout")
+        if isinstance(layer, _DropoutNd):
+            _put(parent, name, _KeyedDropout(layer.p, count, whole_channels=not isinstance(layer, nn.Dropout)))
+        elif name in tracked and buffers == "shared":
+            layer.eval()
+        elif isinstance(layer, _BatchNorm):  # dropped, or without running statistics from the start
+            _put(parent, name, _MaskedNorm(layer))
+        elif isinstance(layer, _InstanceNorm):
+            layer.running_mean = layer.running_var = None  # each sample by its own statistics
+    return module.requires_grad_(False)
+
+
+def _put(parent: nn.Module, name: str, layer: nn.Module) -> None:
+    setattr(parent, name.rpartition(".")[2], layer)

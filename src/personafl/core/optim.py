@@ -1,0 +1,211 @@
+"""Optimizers as pairs of pure functions, in the manner of optax: what they keep is a tree like any other.
+
+`init(params) -> state`, `update(gradient, state, params) -> (step, state)`; the caller adds the step. Small pieces
+are joined with `chain`. `Sgd` and `Adaptive` are the same as plain fields, for recipes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.schedule import FORBID_UNKNOWN, Constant, Schedule
+from personafl.core.tree import Params, Tree
+
+__all__ = [
+    "Adaptive",
+    "Optimizer",
+    "OptimizerSpec",
+    "Sgd",
+    "add_decayed_weights",
+    "by_block",
+    "chain",
+    "clip_by_global_norm",
+    "scale",
+    "scale_by_adagrad",
+    "scale_by_adam",
+    "scale_by_yogi",
+    "trace",
+]
+
+
+class Optimizer(NamedTuple):
+    """A pair of pure functions."""
+
+    init: Callable[[Params], Tree]
+    update: Callable[[Params, Tree, Params], tuple[Params, Tree]]
+
+
+class Moments(NamedTuple):
+    """What an adaptive method keeps: step count, first and second moment."""
+
+    steps: Tensor
+    first: Params
+    second: Params
+
+
+def _stateless(function: Callable[[Params, Params], Params]) -> Optimizer:
+    return Optimizer(lambda params: (), lambda g, state, params: (function(g, params), state))
+
+
+def scale(factor: float | Tensor) -> Optimizer:
+    """Multiply by a factor; a descent step ends with `scale(-lr)`."""
+    return _stateless(lambda g, params: tree.scale(g, factor))
+
+
+def add_decayed_weights(decay: float) -> Optimizer:
+    """Add decay · params: the gradient of (decay/2)‖params‖²."""
+    return _stateless(lambda g, params: tree.map(lambda a, p: a + decay * p, g, params))
+
+
+def clip_by_global_norm(limit: float) -> Optimizer:
+    """Scale the gradient down to norm `limit` when it is longer."""
+    return _stateless(lambda g, params: tree.scale(g, limit / tree.norm(g).clamp(min=limit)))
+
+
+def trace(momentum: float, nesterov: bool = False) -> Optimizer:
+    """Heavy-ball momentum as PyTorch has it: b ← momentum·b + g; Nesterov returns g + momentum·b."""
+
+    def update(g: Params, state: Params, params: Params) -> tuple[Params, Params]:
+        state = tree.map(lambda b, a: momentum * b + a, state, g)
+        return (tree.map(lambda a, b: a + momentum * b, g, state) if nesterov else state), state
+
+    return Optimizer(tree.zeros_like, update)
+
+
+def _adaptive(
+    second: Callable[[Tensor, Tensor], Tensor], b1: float, b2: float | None, eps: float, start: float
+) -> Optimizer:
+    """m ← b1·m + (1−b1)·g, v ← second(v, g²), step m/(√v + eps); b2 given: both moments are bias-corrected."""
+
+    def init(params: Params) -> Moments:
+        device = next((p.device for p in params.values()), None)
+        return Moments(
+            torch.zeros((), dtype=torch.float64, device=device),  # 1 − b2^steps cancels in single precision
+            tree.zeros_like(params),
+            tree.map(lambda p: torch.full_like(p, start), params),
+        )
+
+    def update(g: Params, state: Moments, params: Params) -> tuple[Params, Moments]:
+        steps = state.steps + 1
+        m = tree.map(lambda a, b: b1 * a + (1 - b1) * b, state.first, g)
+        v = tree.map(lambda a, b: second(a, b * b), state.second, g)
+        first, squared = m, v
+        if b2 is not None:
+            first, squared = tree.scale(m, 1 / (1 - b1**steps)), tree.scale(v, 1 / (1 - b2**steps))
+        step = tree.map(lambda a, b: a / (b.sqrt() + eps), first, squared)
+        return step, Moments(steps, m, v)
+
+    return Optimizer(init, update)
+
+
+def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
+    """Adam (Kingma & Ba 2015), bias-corrected: v ← b2·v + (1−b2)·g²."""
+    return _adaptive(lambda v, sq: b2 * v + (1 - b2) * sq, b1, b2, eps, 0.0)
+
+
+def scale_by_yogi(b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3) -> Optimizer:
+    """Yogi as in Reddi et al. 2021, Algorithm 2: v ← v − (1−b2)·g²·sign(v − g²), v₀ = eps²."""
+    return _adaptive(lambda v, sq: v - (1 - b2) * sq * torch.sign(v - sq), b1, None, eps, eps**2)
+
+
+def scale_by_adagrad(b1: float = 0.0, eps: float = 1e-3) -> Optimizer:
+    """Adagrad as in Reddi et al. 2021, Algorithm 2: v ← v + g², v₀ = eps²."""
+    return _adaptive(lambda v, sq: v + sq, b1, None, eps, eps**2)
+
+
+def chain(*parts: Optimizer) -> Optimizer:
+    """Apply the parts one after the other."""
+
+    def update(g: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
+        kept = []
+        for part, own in zip(parts, state, strict=True):
+            g, own = part.update(g, own, params)
+            kept.append(own)
+        return g, tuple(kept)
+
+    return Optimizer(lambda params: tuple(part.init(params) for part in parts), update)
+
+
+def by_block(blocks: Mapping[str, Optimizer]) -> Optimizer:
+    """Give each parameter the optimizer of the first pattern (glob) that its name matches."""
+
+    def divide(params: Params) -> dict[str, Params]:
+        parts: dict[str, Params] = {pattern: {} for pattern in blocks}
+        for name, value in params.items():
+            pattern = next((p for p in blocks if fnmatch.fnmatchcase(name, p)), None)
+            if pattern is None:
+                raise ValueError(f"no block of {list(blocks)} covers parameter {name!r}; end with '*'")
+            parts[pattern][name] = value
+        return {pattern: part for pattern, part in parts.items() if part}
+
+    def init(params: Params) -> Tree:
+        return {pattern: blocks[pattern].init(part) for pattern, part in divide(params).items()}
+
+    def update(g: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
+        values, steps, kept = divide(params), Params(), {}
+        for pattern, part in divide(g).items():
+            step, kept[pattern] = blocks[pattern].update(part, state[pattern], values[pattern])
+            steps |= step
+        return {name: steps[name] for name in g}, kept
+
+    return Optimizer(init, update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd:
+    """SGD: clip, then weight decay, then momentum, then the learning rate of the round."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
+    optimizer: Literal["sgd"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Schedule = field(default_factory=Constant)
+
+    def at(self, round_: Tensor) -> Optimizer:
+        """Return the optimizer of one round."""
+        parts = _front(self.clip, self.weight_decay)
+        if self.momentum:
+            parts.append(trace(self.momentum, self.nesterov))
+        return chain(*parts, scale(-self.lr * self.schedule(round_)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """Adam, Yogi or Adagrad with the learning rate of the round."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
+    optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
+    lr: float = 1e-3
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Schedule = field(default_factory=Constant)
+
+    def at(self, round_: Tensor) -> Optimizer:
+        """Return the optimizer of one round."""
+        core = {
+            "adam": lambda: scale_by_adam(self.b1, self.b2, self.eps),
+            "yogi": lambda: scale_by_yogi(self.b1, self.b2, self.eps),
+            "adagrad": lambda: scale_by_adagrad(self.b1, self.eps),
+        }[self.optimizer]()
+        return chain(*_front(self.clip, self.weight_decay), core, scale(-self.lr * self.schedule(round_)))
+
+
+OptimizerSpec = Sgd | Adaptive
+
+
+def _front(clip: float | None, weight_decay: float) -> list[Optimizer]:
+    parts = [] if clip is None else [clip_by_global_norm(clip)]
+    return parts + ([add_decayed_weights(weight_decay)] if weight_decay else [])

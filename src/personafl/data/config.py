@@ -1,0 +1,127 @@
+"""The `[data]` part of a recipe, and the short form of a partition on the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from personafl.errors import BadInput, did_you_mean
+
+__all__ = [
+    "PARTITIONS",
+    "Classes",
+    "DataConfig",
+    "Dirichlet",
+    "Diversity",
+    "Iid",
+    "Partition",
+    "Quantity",
+    "Users",
+    "parse_partition",
+]
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Model(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class Users(_Model):
+    """Natural users: each user, or each random group of `merge` users, is a client."""
+
+    kind: Literal["users"] = "users"
+    merge: Positive = 1
+    clients: Positive | None = None  # take this many at random; None takes all
+
+
+class Classes(_Model):
+    """QuPeD: `per_client` random classes per client, equally many samples of each."""
+
+    kind: Literal["classes"] = "classes"
+    clients: Positive = 50
+    per_client: Positive = 4
+    samples: Positive | None = None  # per client; None: as many as all can have
+
+
+class Diversity(_Model):
+    """FedBCD: exactly `labels` labels and `samples` samples per client."""
+
+    kind: Literal["diversity"] = "diversity"
+    clients: Positive = 50
+    labels: Positive = 3
+    samples: Positive | None = None  # per client; None: all samples / clients
+
+
+class Dirichlet(_Model):
+    """FedSLR: label mixes drawn from Dirichlet(alpha); the smaller alpha, the more the clients differ."""
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    clients: Positive = 50
+    alpha: Annotated[float, Field(gt=0)] = 0.3
+    sizes: Literal["equal", "natural"] = "equal"
+
+
+class Iid(_Model):
+    """Every client draws from the same distribution."""
+
+    kind: Literal["iid"] = "iid"
+    clients: Positive = 50
+
+
+class Quantity(_Model):
+    """Same distribution, very different sizes: drawn from Dirichlet(alpha)."""
+
+    kind: Literal["quantity"] = "quantity"
+    clients: Positive = 50
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+
+
+Partition = Annotated[Users | Classes | Diversity | Dirichlet | Iid | Quantity, Field(discriminator="kind")]
+
+PARTITIONS: dict[str, type[_Model]] = {
+    "users": Users,
+    "classes": Classes,
+    "diversity": Diversity,
+    "dirichlet": Dirichlet,
+    "iid": Iid,
+    "quantity": Quantity,
+}
+
+
+class DataConfig(_Model):
+    """Which data, and how clients share them."""
+
+    source: str = "digits"  # a name (see `personafl datasets`), a path, or hf:NAME
+    partition: Partition | None = None  # None: users where the data name them, else dirichlet
+    test: Literal["auto", "official"] | Fraction = "auto"
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples
+    unseen: Annotated[int, Field(ge=0)] | Fraction = 0  # clients that never train: a count or a share
+    length: Positive = 80  # tokens per text
+    vocabulary: Annotated[int, Field(ge=2)] = 10_000  # hashed word numbers, 0 is padding
+    min_samples: Positive = 2  # per client; smaller users are left out
+
+
+def parse_partition(text: str) -> dict[str, Any]:
+    """Read `kind:key=value,key=value`, for example `dirichlet:alpha=0.1,clients=100`."""
+    kind, _, rest = text.strip().partition(":")
+    if kind not in PARTITIONS:
+        raise BadInput(f"partition {kind!r} is unknown: {did_you_mean(kind, PARTITIONS)}")
+    model = PARTITIONS[kind]
+    keys = [key for key in model.model_fields if key != "kind"]
+    values: dict[str, Any] = {"kind": kind}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (piece.strip() for piece in item.partition("="))
+        if key not in keys:
+            raise BadInput(f"partition {kind!r} has no key {key!r}: {did_you_mean(key, keys)}")
+        if not equals or not value:
+            raise BadInput(f"partition {text!r}: {key!r} needs a value, as in {key}=…")
+        values[key] = value
+    try:
+        checked: _Model = TypeAdapter(Partition).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(f"partition {text!r}: {first['loc'][-1]}: {first['msg']}") from None
+    return {"kind": kind, **{key: getattr(checked, key) for key in values if key != "kind"}}

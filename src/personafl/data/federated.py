@@ -1,0 +1,161 @@
+"""What every run trains on: one table of samples and, per client, the rows that are its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["FederatedData", "Ragged", "Split", "make_federated"]
+
+Rows = NDArray[np.int64]
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """One run of row numbers per client: the rows of client i are flat[offset[i]:offset[i + 1]]."""
+
+    flat: Rows  # [rows]
+    offset: Rows  # [clients + 1], rising from 0 to rows
+
+    def __len__(self) -> int:
+        return len(self.offset) - 1
+
+    def __getitem__(self, client: int) -> Rows:
+        """Return the rows of one client, as a view."""
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        client %= len(self)
+        return self.flat[self.offset[client] : self.offset[client + 1]]
+
+    @property
+    def sizes(self) -> Rows:
+        """Rows per client, [clients]."""
+        return np.diff(self.offset)
+
+    @property
+    def owner(self) -> Rows:
+        """The client of each entry of flat, [rows]."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    @classmethod
+    def from_lists(cls, lists: Iterable[Sequence[int] | Rows]) -> Ragged:
+        """Join one list of rows per client."""
+        arrays = [np.asarray(rows, dtype=np.int64) for rows in lists]
+        sizes = np.array([len(rows) for rows in arrays], dtype=np.int64)
+        flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
+        return cls(flat, _offsets(sizes))
+
+    @classmethod
+    def from_owner(cls, rows: Rows, owner: Rows, clients: int) -> Ragged:
+        """Group rows by their owner; each client's rows come out in ascending order."""
+        order = np.lexsort((rows, owner))
+        return cls(rows[order].astype(np.int64), _offsets(np.bincount(owner, minlength=clients)))
+
+    @classmethod
+    def empty(cls, clients: int) -> Ragged:
+        """No rows for any client."""
+        return cls(np.zeros(0, dtype=np.int64), np.zeros(clients + 1, dtype=np.int64))
+
+
+def _offsets(sizes: Rows) -> Rows:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FederatedData:
+    """A data set dealt to clients. Seen clients train; unseen ones only receive and personalize a model."""
+
+    name: str
+    x: torch.Tensor  # [samples, …] float32 (images [samples, channels, height, width] in [0, 1]) or int64 tokens
+    y: torch.Tensor  # [samples] int64, or [samples, length] int64 for next-token tasks (-1 is not scored)
+    classes: int
+    train: Ragged
+    validation: Ragged
+    test: Ragged
+    seen: Rows  # client numbers, ascending
+    unseen: Rows  # client numbers, ascending
+    client_names: tuple[str, ...]
+    label_names: tuple[str, ...]
+    fingerprint: str  # sha256 of x, y and every index array
+    vocabulary: int | None = None  # tokens of x lie in [0, vocabulary); None where x is not tokens
+    notes: tuple[str, ...] = ()  # what the split left out, one sentence each
+
+    @property
+    def clients(self) -> int:
+        """The number of clients, seen and unseen."""
+        return len(self.train)
+
+    def rows(self, split: Split) -> Ragged:
+        """Return the rows of a split by its name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+
+    def counts(self, split: Split = "train") -> NDArray[np.int64]:
+        """Count labels per client, [clients, classes]; for next-token tasks each scored token counts."""
+        rows = self.rows(split)
+        label = self.y.numpy()[rows.flat]
+        owner = rows.owner
+        if label.ndim == 2:
+            scored = label >= 0
+            owner = np.repeat(owner, scored.sum(axis=1))
+            label = label[scored]
+        cells = np.bincount(owner * self.classes + label, minlength=self.clients * self.classes)
+        return cells.reshape(self.clients, self.classes)
+
+    def __repr__(self) -> str:
+        return (
+            f"FederatedData({self.name!r}, samples={len(self.x)}, clients={self.clients}, "
+            f"classes={self.classes}, fingerprint={self.fingerprint[:12]})"
+        )
+
+
+def make_federated(
+    *,
+    name: str,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    classes: int,
+    train: Ragged,
+    validation: Ragged,
+    test: Ragged,
+    seen: Rows,
+    unseen: Rows,
+    client_names: tuple[str, ...],
+    label_names: tuple[str, ...],
+    vocabulary: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> FederatedData:
+    """Build a FederatedData and hash its content."""
+    arrays = [x.numpy(), y.numpy(), seen, unseen]
+    for rows in (train, validation, test):
+        arrays += [rows.flat, rows.offset]
+    return FederatedData(
+        name=name,
+        x=x,
+        y=y,
+        classes=classes,
+        train=train,
+        validation=validation,
+        test=test,
+        seen=seen,
+        unseen=unseen,
+        client_names=client_names,
+        label_names=label_names,
+        fingerprint=_sha256(arrays),
+        vocabulary=vocabulary,
+        notes=notes,
+    )
+
+
+def _sha256(arrays: Iterable[NDArray[np.generic]]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,134 @@
+"""The bring-your-own format: one .npz file.
+
+Arrays: `x` or `images`, `y` or `labels`; optional `user`, `split` (0 train, 1 test), `class_name` (or `label_name`),
+`user_name` (or `speaker_name`, `writer_name`). Or flat text: `text` (uint8 UTF-8) and `offset`, item i being
+text[offset[i]:offset[i + 1]]; with labels it is classified by hashed words, without labels each item is a user whose
+next character (byte) is predicted.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked, images_to_float
+from personafl.data.sources.text import character_name, character_windows, hashed_words
+from personafl.errors import BadInput
+
+__all__ = ["read_npz"]
+
+Arrays = Mapping[str, Array]
+
+
+def read_npz(path: Path, options: TextOptions) -> Dataset:
+    """Read a .npz file; pickled objects inside it are refused."""
+    arrays = _arrays(path)
+    if "text" in arrays and "offset" in arrays:
+        return _text(path, arrays, options)
+    x_key, x = _either(arrays, "x", "images")
+    y_key, y = _either(arrays, "y", "labels")
+    if x is None or y is None:
+        raise BadInput(
+            f"{path}: has arrays {', '.join(sorted(arrays)) or '(none)'}; needs x or images and y or labels, "
+            f"or text and offset"
+        )
+    where = f"{path}: {x_key}"
+    if x.dtype == np.uint8:
+        x = x.astype(np.float32) / np.float32(255) if x.ndim == 2 else images_to_float(where, x)
+    elif x_key == "images" and x.ndim == 3:
+        x = x[:, None]
+    return checked(
+        f"{path}: {x_key}, {y_key}",
+        name=path.stem,
+        x=x,
+        y=y,
+        user=arrays.get("user"),
+        user_names=_names(arrays, "user_name", "speaker_name", "writer_name"),
+        split=arrays.get("split"),
+        label_names=_names(arrays, "class_name", "label_name"),
+    )
+
+
+def _text(path: Path, arrays: Arrays, options: TextOptions) -> Dataset:
+    text, offset = arrays["text"], arrays["offset"]
+    if text.dtype != np.uint8 or text.ndim != 1:
+        raise BadInput(f"{path}: text has dtype {text.dtype}, shape {list(text.shape)}; use flat uint8 UTF-8")
+    if (
+        offset.dtype.kind not in "iu"
+        or offset.ndim != 1
+        or len(offset) < 2
+        or offset[0] != 0
+        or offset[-1] != len(text)
+        or (np.diff(offset.astype(np.int64)) < 0).any()
+    ):
+        raise BadInput(f"{path}: offset must be integers rising from 0 to {len(text)}, one more than there are items")
+    bounds: NDArray[np.int64] = offset.astype(np.int64)
+    user = arrays.get("user")
+    user_names = _names(arrays, "user_name", "speaker_name", "writer_name")
+    _, labels = _either(arrays, "labels", "y")
+    if labels is None:
+        if len(text) == 0:
+            raise BadInput(f"{path}: text is empty; check the file")
+        x, y, item, alphabet = character_windows(text.view(np.uint8), bounds, options.length)
+        split = arrays.get("split")
+        for key, array in (("user", user), ("split", split)):
+            if array is not None and array.shape != (len(bounds) - 1,):
+                raise BadInput(
+                    f"{path}: {key} has shape {list(array.shape)}; give one for each of the {len(bounds) - 1} texts"
+                )
+        return checked(
+            f"{path}: text",
+            name=path.stem,
+            x=x,
+            y=y,
+            user=item if user is None else user[item],
+            user_names=user_names,
+            split=None if split is None else split[item],
+            label_names=[character_name(int(byte)) for byte in alphabet],
+            vocabulary=len(alphabet),
+        )
+    whole = text.tobytes()
+    items = (whole[a:b].decode("utf-8", "replace") for a, b in pairwise(bounds))
+    return checked(
+        f"{path}: text, labels",
+        name=path.stem,
+        x=hashed_words(items, options),
+        y=labels,
+        user=user,
+        user_names=user_names,
+        split=arrays.get("split"),
+        label_names=_names(arrays, "class_name", "label_name"),
+        vocabulary=options.vocabulary,
+    )
+
+
+def _arrays(path: Path) -> Arrays:
+    wanted = {"x", "images", "y", "labels", "user", "split", "text", "offset"}
+    try:
+        with path.open("rb") as handle:
+            file = np.load(handle, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise BadInput(f"{path}: is a single array; save x and y together with np.savez")
+            return {key: file[key] for key in file.files if key in wanted or key.endswith("_name")}
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; check the path") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = "pickled objects are refused" if "Object arrays" in str(error) else "truncated or not a .npz file"
+        raise BadInput(f"{path}: cannot be read, {reason}; save plain arrays with np.savez_compressed") from None
+
+
+def _either(arrays: Arrays, first: str, second: str) -> tuple[str, Array | None]:
+    return (first, arrays[first]) if first in arrays else (second, arrays.get(second))
+
+
+def _names(arrays: Arrays, *keys: str) -> list[str]:
+    for key in keys:
+        if key in arrays:
+            return [str(name) for name in np.atleast_1d(arrays[key])]
+    return []

@@ -1,0 +1,253 @@
+"""What the command line shows: progress while a run is on, and tables of what came out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from personafl.runs.runner import Listener, Progress
+
+__all__ = ["Display", "detail_tables", "result_tables"]
+
+Row = dict[str, Any]
+MODELS = ("global", "personal", "chosen")
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Display:
+    """A live bar for the run that is on, above it a line for each that is done; plain lines where there is no terminal.
+
+    All on standard error; nothing when quiet.
+    """
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._bars: Bars | None = None
+        self._width = 0
+
+    @contextmanager
+    def open(self, names: Sequence[str]) -> Iterator[None]:
+        """Show progress inside; `names` are the labels that will come."""
+        self._width = max(map(len, names), default=0)
+        if self._quiet or not self._console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[facts]}"),
+            BarColumn(bar_width=20 if self._console.width >= 100 else 5),
+        )
+        # Only the run that is on is live: a region higher than the terminal would hide it.
+        with Bars(*columns, console=self._console, transient=True) as self._bars:
+            self._bars.add_task("preparing", total=None, facts="")
+            yield
+        self._bars = None
+
+    def listener(self, name: str) -> Listener | None:
+        """Return the listener of one run."""
+        if self._quiet:
+            return None
+        label = name.ljust(self._width)
+        return self._lines(label) if self._bars is None else self._live(self._bars, label)
+
+    def _live(self, bars: Bars, label: str) -> Listener:
+        for before in bars.task_ids:
+            bars.remove_task(before)
+        task = bars.add_task(label, total=None, facts="starting")
+
+        def listen(progress: Progress) -> None:
+            done = progress.round.number + 1
+            bars.update(task, total=progress.rounds, completed=done, facts=facts(progress))
+            if done == progress.rounds:
+                bars.console.print(f"{label} {finished(progress)}", soft_wrap=True)
+                bars.update(task, facts="scoring")
+
+        return listen
+
+    def _lines(self, label: str) -> Listener:
+        printed = [time.monotonic()]
+
+        def listen(progress: Progress) -> None:
+            now = time.monotonic()
+            if progress.round.number + 1 == progress.rounds:
+                self._console.print(f"{label} {finished(progress)}", soft_wrap=True)
+            elif now - printed[0] > SECONDS_BETWEEN_LINES:
+                printed[0] = now
+                self._console.print(f"{label} {facts(progress)}", soft_wrap=True)
+
+        return listen
+
+
+def facts(progress: Progress) -> str:
+    """Round, loss, accuracy of the last scoring, clients trained per second, and the time that is left."""
+    done = progress.round.number + 1
+    accuracy = "  –  " if progress.accuracy is None else f"{100 * progress.accuracy:4.1f}%"
+    minutes, seconds = divmod(round((progress.rounds - done) * progress.seconds / progress.done), 60)
+    return (
+        f"round {done:>{len(str(progress.rounds))}}/{progress.rounds} loss {_loss(progress)} acc {accuracy} "
+        f"{_speed(progress)} ETA {minutes}:{seconds:02d}"
+    )
+
+
+def finished(progress: Progress) -> str:
+    """Rounds, loss, speed and time of a run that is over; its accuracy is in the table."""
+    return f"{progress.rounds} rounds, loss {_loss(progress)}, {_speed(progress)}, {_amount(progress.seconds)} s"
+
+
+def _loss(progress: Progress) -> str:
+    return f"{progress.round.loss:.3f}" if math.isfinite(progress.round.loss) else "–"  # nobody took part
+
+
+def _speed(progress: Progress) -> str:
+    return f"{progress.round.clients * progress.done / max(progress.seconds, 1e-9):,.0f} clients/s"
+
+
+def result_tables(rows: Sequence[Row], width: int, split: str = "test") -> Iterator[RenderableType]:
+    """Yield a table per group of clients, methods × models with mean ± std over seeds, that fits `width`; a legend."""
+    for clients, part in _groups(rows, split):
+        yield _title(part, clients, split)
+        yield _fitting(part, width)
+        yield ""
+    if rows:
+        yield Text(_legend(rows), style="dim")
+
+
+def detail_tables(rows: Sequence[Row], split: str = "test") -> Iterator[RenderableType]:
+    """Yield a table per group of clients with a line for every method × model: what the short table leaves out."""
+    for clients, part in _groups(rows, split):
+        yield _title(part, clients, split)
+        yield _details(part)
+        yield ""
+    if rows:
+        yield Text(
+            "mean: of clients; weighted: by their samples; std: between clients\n"
+            "worst 10%: mean of the worst decile of clients\n"
+            "hurt: % of clients worse off than with the global model, its 95% interval,\n"
+            "      and by how many points they are on average",
+            style="dim",
+        )
+
+
+def _groups(rows: Sequence[Row], split: str) -> Iterator[tuple[str, list[Row]]]:
+    for clients in ("seen", "unseen"):
+        part = [row for row in rows if row["clients"] == clients and row["split"] == split]
+        if part:
+            yield clients, part
+
+
+def _title(rows: Sequence[Row], clients: str, split: str) -> Text:
+    seeds = sorted({row["seed"] for row in rows})
+    several = f"mean ± std over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return Text(f"Accuracy in % · {rows[0]['count']} {clients} clients · {split} data · {several}", style="bold")
+
+
+def _fitting(rows: Sequence[Row], width: int) -> Table:
+    """Return the table in the widest layout that fits; in the narrowest, ± has lines of its own."""
+    wide = Console(width=1000)
+    for padding, joint in ((1, "±"), (0, "±"), (0, "\n±")):
+        table = _table(rows, padding, joint)
+        if Measurement.get(wide, wide.options, table).maximum <= width:
+            break
+    return table
+
+
+def _empty_table(padding: int, *titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding), collapse_padding=True)
+    for title in titles:
+        side: Literal["left", "right"] = "left" if title in ("method", "model") else "right"
+        table.add_column(title, justify=side, vertical="bottom", overflow="fold")
+    return table
+
+
+def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
+    models = [m for m in MODELS if any(row["model"] == m for row in rows)]
+    personal = any(row["share_hurt"] is not None for row in rows)
+    hurt_title = ("hurt",) if personal else ()
+    table = _empty_table(padding, "method", *models, "worst\n10%", *hurt_title, "MB\nup", "MB\ndown", "sec")
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    own = {(name, m): [r for r in rows if r["method"] == name and r["model"] == m] for name in methods for m in models}
+    top = {m: max(_mean(own[name, m], "accuracy", -1.0) for name in methods) for m in models}
+    for name in methods:
+        best = own.get((name, "personal")) or own[name, "global"]
+        table.add_row(
+            name,
+            *(
+                Text(_percent(part, "accuracy", joint), "bold" if _mean(part, "accuracy", -2.0) == top[m] else "")
+                for m in models
+                for part in [own[name, m]]
+            ),
+            _percent(best, "worst_decile", joint),
+            *([_percent(best, "share_hurt", joint)] if personal else []),
+            *(_amount(_mean(best, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
+            _amount(_mean(best, "seconds", 0.0)),
+        )
+    return table
+
+
+def _details(rows: Sequence[Row]) -> Table:
+    table = _empty_table(
+        0, "method", "model", "mean", "weigh-\nted", "std", "worst\n10%", "median", "hurt", "95%", "by", "parame-\nters"
+    )
+    ordered = sorted(rows, key=lambda row: MODELS.index(row["model"]))
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    pairs = dict.fromkeys((row["method"], row["model"]) for row in ordered)
+    for name, model in sorted(pairs, key=lambda pair: names.index(pair[0])):
+        part = [row for row in rows if (row["method"], row["model"]) == (name, model)]
+        medians = [{"median": row["quantiles"]["0.50"]} for row in part]
+        low, high = _percent(part, "share_hurt_low"), _percent(part, "share_hurt_high")
+        table.add_row(
+            name,
+            model,
+            *(_percent(part, key) for key in ("accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")),
+            _percent(medians, "median"),
+            _percent(part, "share_hurt"),
+            "–" if low == "–" else f"{low}–{high}",
+            _percent(part, "hurt_mean_loss"),
+            f"{part[0]['parameters']:,}",
+        )
+    return table
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    models = {row["model"] for row in rows}
+    lines = ["global: the model all clients share"] if "global" in models else []
+    if "personal" in models:
+        lines.append("personal: the client's own model")
+    if "chosen" in models:
+        lines.append("chosen: global or personal, whichever did better on the client's validation data")
+    about = " (personal model if any)" if {"global", "personal"} <= models else ""
+    lines.append(f"worst 10%: mean accuracy of the worst decile of clients{about}")
+    if any(row["share_hurt"] is not None for row in rows):
+        lines.append("hurt: % of clients whose personal model is worse than the global one")
+    return "\n".join(lines)
+
+
+def _mean(rows: Sequence[Row], key: str, otherwise: float) -> float:
+    return statistics.mean(row[key] for row in rows) if rows else otherwise
+
+
+def _percent(rows: Sequence[Row], key: str, joint: str | None = None) -> str:
+    """Return the mean in %; with a joint also the standard deviation over seeds."""
+    values = [100 * row[key] for row in rows if row[key] is not None]
+    if not values:
+        return "–"
+    spread = f"{joint}{statistics.stdev(values):.1f}" if joint and len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def _amount(value: float) -> str:
+    """Return three digits or so."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

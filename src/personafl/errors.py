@@ -1,0 +1,47 @@
+"""The errors a user can act on. Each message is one line: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed", "did_you_mean"]
+
+
+class PersonaError(Exception):
+    """Base of all errors that personafl raises on purpose; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class BadInput(PersonaError):
+    """The recipe, the data or the command line is wrong. Nothing was written."""
+
+    exit_code = 2
+
+
+class Diverged(PersonaError):
+    """Training produced a non-finite number. The last good checkpoint is kept."""
+
+    exit_code = 2
+
+
+class Interrupted(PersonaError):
+    """The user stopped the run. Whole rounds are saved."""
+
+    exit_code = 130
+
+
+class StorageFailed(PersonaError):
+    """The run directory could not be written. What was committed before is intact."""
+
+    exit_code = 2
+
+
+def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
+    """Return a remedy that names the nearest valid choices, or all of them when none is near."""
+    choices = sorted(valid)
+    near = difflib.get_close_matches(wrong, choices, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(repr(name) for name in near)}?"
+    return f"valid: {', '.join(choices)}"

@@ -1,0 +1,1 @@
+"""Scoring: how well models do on clients, and what tables show of it."""

@@ -1,0 +1,109 @@
+"""Files that survive a crash: written whole or not at all, and in the order that the caller needs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from personafl.errors import BadInput, StorageFailed
+
+__all__ = ["append", "atomic_write", "cut", "read_json", "storage", "sync_directory", "write_json"]
+
+
+@contextlib.contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors about a path into one line with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = {
+            errno.ENOSPC: "the disk is full: free some space",
+            errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EFBIG: "the file is larger than this system allows",
+            errno.EROFS: "the file system is read-only: choose another --out",
+            errno.EACCES: "no permission to write there: choose another --out",
+            errno.EPERM: "no permission to write there: choose another --out",
+            errno.EEXIST: "a file is in the way: choose another --out",
+            errno.ENOTDIR: "a file is in the way: choose another --out",
+        }.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
+        raise StorageFailed(f"{path}: cannot be written, {remedy}") from error
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace a file: after a crash it holds the old bytes or the new ones, whole."""
+    temporary = path.with_name(path.name + ".partial")
+    with storage(path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                _write_all(descriptor, data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk needs the space
+                temporary.unlink()
+            raise
+        sync_directory(path.parent)
+
+
+def append(path: Path, data: bytes, durable: bool) -> int:
+    """Add bytes at the end, if asked for make all of the file durable, and return its length."""
+    with storage(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            _write_all(descriptor, data)
+            if durable:
+                os.fsync(descriptor)
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+
+def cut(path: Path, length: int) -> None:
+    """Shorten a file that was only appended to; one that is not there begins empty."""
+    with storage(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            if os.fstat(descriptor).st_size < length:
+                raise BadInput(f"{path}: shorter than the checkpoint says; it was changed since the run stopped")
+            os.ftruncate(descriptor, length)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a directory's entries durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file."""
+    atomic_write(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that personafl wrote."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: not found; is {path.parent} a run directory?") from error
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from error
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

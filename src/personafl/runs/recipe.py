@@ -1,0 +1,333 @@
+"""Recipes: everything that decides a run, as validated TOML."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from personafl.algorithms import METHODS
+from personafl.algorithms.training import Training
+from personafl.core.algorithm import Algorithm
+from personafl.core.batches import Steps
+from personafl.core.net import Buffers
+from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
+from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Step
+from personafl.data.config import DataConfig
+from personafl.errors import BadInput, did_you_mean
+from personafl.options import checked, explain, import_path
+
+__all__ = ["Recipe", "apply_overrides", "put", "read_toml"]
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are errors."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    """Which network; further keys are the model's own options."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "auto"  # a name (see `personafl models`), "package.module:Name", or auto
+    buffers: Buffers = "refused"  # what to do with running statistics: refused, shared or dropped
+
+
+class TrainingSection(Section):
+    """How a client trains in a round, for every method."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+    weight_decay: NonNegative = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None  # gradient norm per step
+    epochs: Positive | None = None  # passes over the client's data; 1 unless steps is given
+    steps: Positive | None = None  # or a number of minibatches
+    batch: Positive | Literal["all"] = 32
+    schedule: Annotated[Constant | Exponential | Step | Linear, Field(discriminator="kind")] = Constant()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingSection:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give either epochs or steps, not both")
+        if self.optimizer == "adam" and (self.momentum or self.nesterov):
+            raise ValueError("momentum and nesterov are for sgd; adam has its own")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum")
+        return self
+
+    def build(self) -> Training:
+        """Return it as the methods take it."""
+        epochs = None if self.steps is not None else (self.epochs or 1)
+        work = Steps(epochs=epochs, steps=self.steps, batch=None if self.batch == "all" else self.batch)
+        schedule: Schedule = self.schedule
+        optimizer: OptimizerSpec
+        if self.optimizer == "adam":
+            optimizer = Adaptive(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=schedule)
+        else:
+            optimizer = Sgd(
+                lr=self.lr,
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=self.weight_decay,
+                clip=self.clip,
+                schedule=schedule,
+            )
+        return Training(work=work, optimizer=optimizer)
+
+
+class FederationSection(Section):
+    """Who takes part in a round, and how uploads are weighted."""
+
+    cohort: int | float = 1.0  # clients per round: a count, or a share of the seen clients
+    sampling: Literal["exact", "bernoulli"] = "exact"
+    weights: Literal["examples", "uniform"] = "examples"
+
+    @field_validator("cohort")
+    @classmethod
+    def _count_or_share(cls, value: int | float) -> int | float:
+        if not (value >= 1 if isinstance(value, int) else 0 < value <= 1):
+            raise ValueError("give a count of at least 1, or a share above 0 and up to 1.0")
+        return value
+
+    def size(self, clients: int) -> int:
+        """Return the cohort's size for a population."""
+        if isinstance(self.cohort, int):
+            if self.cohort > clients:
+                raise BadInput(
+                    f"federation.cohort: {self.cohort} clients a round, but only {clients} take part in training; "
+                    "lower it, or give a share such as 0.5"
+                )
+            return self.cohort
+        return max(1, round(self.cohort * clients))
+
+
+class MethodSection(Section):
+    """Which method; further keys are the method's own options."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "fedavg"
+
+
+class CompareSection(Section):
+    """What `personafl compare` runs: methods × seeds, and options per method."""
+
+    methods: tuple[str, ...] = ("fedavg", "local", "finetune", "ditto")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("methods", "seeds")
+    @classmethod
+    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not values:
+            raise ValueError("give at least one")
+        if twice := [value for value in values if values.count(value) > 1]:
+            raise ValueError(f"{twice[0]!r} is there twice")
+        return values
+
+    def check(self) -> None:
+        """Fail if a method or one of its options does not exist."""
+        for name in self.methods:
+            find_method(name, "compare.methods")
+        for name, options in self.options.items():
+            checked(find_method(name, "compare.options"), options, f"compare.options.{name}")
+
+
+class EvaluationSection(Section):
+    """When models are scored during training; at the end they always are."""
+
+    every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # rounds; 0: only at the end; auto: ten times a run
+
+
+class EngineSection(Section):
+    """How the simulator works; none of it changes results beyond rounding."""
+
+    strategy: Literal["auto", "stacked", "sequential"] = "auto"
+    device: str = "auto"  # auto: cuda if there is one
+    dtype: Literal["float32", "float64"] = "float32"
+    memory_mb: Positive = 1024  # for clients trained at the same time
+    store_mb: Positive = 1024  # for personal states kept in memory; the others are on disk
+    checkpoint_seconds: NonNegative = 10.0  # at most this much work is lost in a crash; 0: every round
+    threads: Positive | None = None  # of torch; None: torch decides
+
+    @field_validator("device")
+    @classmethod
+    def _known_kind(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+            raise ValueError("input should be auto, cpu, cuda, cuda:1, … or mps")
+        return value
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    name: str = "run"
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Positive = 50
+    data: DataConfig = DataConfig()
+    model: ModelSection = ModelSection()
+    training: TrainingSection = TrainingSection()
+    federation: FederationSection = FederationSection()
+    method: MethodSection = MethodSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    engine: EngineSection = EngineSection()
+    compare: CompareSection = CompareSection()
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_directory(cls, value: str) -> str:
+        if not re.fullmatch(r"\w[\w.+-]*", value):
+            raise ValueError("it names the run directory: use letters, digits, '-', '_', '+' and '.'")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _linear_ends_with_the_run(cls, values: Any) -> Any:
+        training = values.get("training") if isinstance(values, dict) else None
+        training = training if isinstance(training, dict) else {}
+        schedule = training.get("schedule")
+        if isinstance(schedule, dict) and schedule.get("kind") == "linear" and "rounds" not in schedule:
+            rounds = values.get("rounds", cls.model_fields["rounds"].default)
+            values = {**values, "training": {**training, "schedule": {**schedule, "rounds": rounds}}}
+        return values
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str = "") -> Recipe:
+        """Validate a recipe given as nested dicts; `where` is the file it came from."""
+        try:
+            try:
+                recipe = cls.model_validate(_plain(values))
+            except ValidationError as error:
+                raise explain(error, "", cls) from error
+            recipe.compare.check()
+        except BadInput as problem:
+            raise BadInput(f"{where}: {problem}" if where else str(problem)) from problem
+        return recipe
+
+    def algorithm(self) -> Algorithm:
+        """Return the method with its options."""
+        return build_method(self.method.name, self.method.model_extra or {}, self.training.build(), "method")
+
+    def for_method(self, method: str, seed: int) -> Recipe:
+        """Return the recipe of one run of a comparison."""
+        options = self.compare.options.get(method, {})
+        own = (self.method.model_extra or {}) if self.method.name == method else {}
+        return self.model_copy(
+            update={
+                "method": MethodSection(name=method, **{**own, **options}),
+                "seed": seed,
+                "compare": CompareSection(),
+            }
+        )
+
+    def narrowed(self, methods: Sequence[str] | None, seeds: Sequence[int] | None) -> Recipe:
+        """Return the recipe with other methods and seeds to compare; None keeps the recipe's."""
+        values = self.compare.model_dump()
+        values |= {"methods": list(methods)} if methods is not None else {}
+        values |= {"seeds": list(seeds)} if seeds is not None else {}
+        values["options"] = {name: given for name, given in self.compare.options.items() if name in values["methods"]}
+        return Recipe.parse({**self.model_dump(mode="json", exclude_none=True), "compare": values})
+
+    def anchored(self) -> Recipe:
+        """Return the recipe with a data file's whole path, so that the run can be resumed from any folder."""
+        source = Path(self.data.source).expanduser()
+        if not source.exists():
+            return self
+        return self.model_copy(update={"data": self.data.model_copy(update={"source": str(source.resolve())})})
+
+    def evaluate_every(self) -> int:
+        """Return the rounds between two scorings, 0 for none before the end."""
+        return max(1, self.rounds // 10) if self.evaluation.every == "auto" else self.evaluation.every
+
+    def to_toml(self) -> str:
+        """Return the whole recipe, defaults included."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def build_method(name: str, options: Mapping[str, Any], training: Training, where: str) -> Algorithm:
+    """Return a method by name with the options that a recipe gives."""
+    build = find_method(name, f"{where}.name")
+    algorithm = build(training, **checked(build, options, where, beside=["name"]))
+    if not isinstance(algorithm, Algorithm):
+        raise BadInput(f"{where}.name: {name!r} made a {type(algorithm).__name__}, not an Algorithm")
+    return algorithm
+
+
+def find_method(name: str, where: str) -> Callable[..., Algorithm]:
+    """Return what builds a method: one of ours by name, or the user's own as package.module:name."""
+    if name in METHODS:
+        return METHODS[name].build
+    if ":" not in name:
+        raise BadInput(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
+    found: Callable[..., Algorithm] = import_path(name, where)
+    return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a recipe file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInput(
+            f"{path}: no such recipe file; give a .toml file, options such as --model mlp, or key.sub=value"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: not valid TOML: {error}") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return nested values with `key.sub=value` texts applied; a value is TOML, or else plain text."""
+    result: dict[str, Any] = _copied(values)
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise BadInput(f"override {text!r}: write key.sub=value, as in training.lr=0.05")
+        try:
+            value = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = raw
+        put(result, key.strip(), value)
+    return result
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set `key.sub` in nested values."""
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise BadInput(f"{key}: {section!r} is a value here, not a section (given: {values!r})")
+    values[last] = value
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return nested values as TOML has them, so that a recipe written and read again is the same."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
+    return value

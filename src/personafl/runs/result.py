@@ -1,0 +1,161 @@
+"""What a run found: rows that name model × clients × split, and a table with one line per client."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from personafl.evaluate.score import Scores
+from personafl.evaluate.summary import hurt, summarize
+from personafl.runs.files import read_json
+from personafl.runs.recipe import Recipe
+from personafl.runs.rundir import Checkpoint
+from personafl.runs.simulator import Federation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Result", "Scored", "choose", "make_result"]
+
+Scored = Mapping[tuple[str, str, str], Scores]  # (clients, model, split) -> per-client scores
+
+
+# What comes first in a row and in the line of a client.
+ROW = ("method", "seed", "model", "clients", "split", "accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")
+CLIENT = ("client", "name", "clients", "train", "validation", "test")
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The outcome of a run: `rows`, one per model × clients × split, and `clients`, a table with a line per client."""
+
+    path: Path
+    rows: list[dict[str, Any]]
+    columns: dict[str, list[Any]]
+    peak_memory_mb: float
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.path)!r}, rows={len(self.rows)}, clients={len(self.columns['client'])})"
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """Per-client accuracy and loss of every model, as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns)
+
+    def table(self) -> pd.DataFrame:
+        """Return the rows as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is written to result.json."""
+        return {"rows": self.rows, "clients": self.columns, "peak_memory_mb": self.peak_memory_mb}
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read the result of a finished run."""
+        values = read_json(path / "result.json")
+        rows = [_in_order(row, ROW) for row in values["rows"]]
+        return cls(path, rows, _in_order(values["clients"], CLIENT), values["peak_memory_mb"])
+
+
+def make_result(path: Path, recipe: Recipe, federation: Federation, scored: Scored, totals: Checkpoint) -> Result:
+    """Summarise the final scores."""
+    scored = {**scored, **choose(scored)}
+    problem = federation.problems[0]
+    sizes = {"global": problem.net.parameters, "personal": problem.personal_net.parameters}
+    rows = []
+    for (clients, model, split), scores in sorted(scored.items()):
+        summary = summarize(scores.accuracy, scores.loss, scores.samples)
+        if not summary.clients:
+            continue
+        shared = scored.get((clients, "global", split))
+        worse = hurt(scores.accuracy, shared.accuracy, scores.samples) if shared and model != "global" else None
+        rows.append(
+            {
+                "method": federation.algorithm.name,
+                "seed": recipe.seed,
+                "model": model,
+                "clients": clients,
+                "split": split,
+                "accuracy": summary.mean,
+                "accuracy_weighted": summary.weighted,
+                "accuracy_std": summary.std,
+                "worst_decile": summary.worst_decile,
+                "share_hurt": worse.share if worse else None,
+                "share_hurt_low": worse.low if worse else None,
+                "share_hurt_high": worse.high if worse else None,
+                "hurt_mean_loss": worse.mean_loss if worse else None,
+                "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN
+                "quantiles": summary.quantiles,
+                "count": summary.clients,
+                "bytes_up": totals.bytes_up,
+                "bytes_down": totals.bytes_down,
+                "parameters": sizes.get(model, max(sizes.values())),
+                "seconds": totals.seconds,
+            }
+        )
+    columns = _in_order(_columns(federation, scored), CLIENT)
+    return Result(path, [_in_order(row, ROW) for row in rows], columns, _peak_memory())
+
+
+def _in_order(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
+    """Return values with some keys first and the others by name: the order is the same when read from a file."""
+    return {key: values[key] for key in [*first, *sorted(values.keys() - set(first))]}
+
+
+def choose(scored: Scored) -> dict[tuple[str, str, str], Scores]:
+    """Let each client pick global or personal by its own validation accuracy (ties: lower loss); score that on test.
+
+    Without validation samples a client keeps the global model.
+    """
+    chosen: dict[tuple[str, str, str], Scores] = {}
+    for clients in {key[0] for key in scored}:
+        both = [scored.get((clients, model, "validation")) for model in ("global", "personal")]
+        if both[0] is None or both[1] is None:
+            continue
+        shared, own = both[0], both[1]
+        better = own.accuracy > shared.accuracy
+        tie = (own.accuracy == shared.accuracy) & (own.loss < shared.loss)
+        pick = better | tie
+        a, b = scored[clients, "global", "test"], scored[clients, "personal", "test"]
+        chosen[clients, "chosen", "test"] = Scores(
+            np.where(pick, b.accuracy, a.accuracy), np.where(pick, b.loss, a.loss), a.samples
+        )
+    return chosen
+
+
+def _columns(federation: Federation, scored: Scored) -> dict[str, list[Any]]:
+    """One list per column: who the client is, how much data it has, and its scores."""
+    data = federation.data
+    order = np.concatenate([data.seen, data.unseen])
+    columns: dict[str, list[Any]] = {
+        "client": order.tolist(),
+        "name": [data.client_names[client] for client in order],
+        "clients": ["seen"] * len(data.seen) + ["unseen"] * len(data.unseen),
+        "train": data.train.sizes[order].tolist(),
+        "validation": data.validation.sizes[order].tolist(),
+        "test": data.test.sizes[order].tolist(),
+    }
+    places = {"seen": slice(0, len(data.seen)), "unseen": slice(len(data.seen), len(order))}
+    for (clients, model, split), scores in sorted(scored.items(), key=lambda item: item[0][1:]):
+        for measure, values in (("accuracy", scores.accuracy), ("loss", scores.loss)):
+            column = columns.setdefault(f"{model}_{split}_{measure}", [None] * len(order))
+            column[places[clients]] = [float(value) if math.isfinite(value) else None for value in values]
+    return columns
+
+
+def _peak_memory() -> float:
+    """Peak resident memory of this process in MiB (Linux counts in KiB, macOS in bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

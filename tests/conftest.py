@@ -1,0 +1,25 @@
+"""Settings for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Tests run in parallel processes; threads inside each would only fight for the cores.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+settings.register_profile("default", deadline=None, max_examples=30)
+settings.load_profile("default")
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder with real data sets beside the project; tests that need it are skipped where it is not."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the real data sets are not beside this checkout (../shared/data)")
+    return SHARED_DATA

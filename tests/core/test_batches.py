@@ -1,0 +1,171 @@
+"""How batches are drawn: who sees what, how often, and independence of the rest of the stack."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from personafl.core import rng
+from personafl.core.batches import Batches, Steps, draw
+
+laws = settings(max_examples=40, deadline=None)
+client_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+batch_widths = st.one_of(st.none(), st.integers(1, 12))
+
+
+def pool(total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(total, dtype=torch.float64), torch.arange(total)
+
+
+def drawn(sizes: list[int], work: Steps, seed: int = 0) -> tuple[Batches, list[set[int]]]:
+    """Return the batches, and the pool rows each client owns (a shuffled pool, so rows are not ranges)."""
+    n = np.array(sizes, dtype=np.int64)
+    rows = np.random.default_rng(seed).permutation(int(n.sum()))
+    starts = np.cumsum(n) - n
+    batches = draw(pool(len(rows)), rows, starts, n, work, rng.mix(seed, np.arange(len(n))))
+    return batches, [set(rows[a : a + b].tolist()) for a, b in zip(starts, n, strict=True)]
+
+
+def contents(batches: Batches, client: int) -> list[list[int]]:
+    """The real rows of each step that has any."""
+    steps = zip(batches.rows[client], batches.real[client], strict=True)
+    return [rows[real].tolist() for rows, real in steps if bool(real.any())]
+
+
+@laws
+@given(client_sizes, batch_widths, st.integers(1, 3), st.integers(0, 99))
+def test_every_epoch_visits_every_own_row_once(sizes: list[int], batch: int | None, epochs: int, seed: int) -> None:
+    """With width b, client c takes ⌈n_c/b⌉ steps an epoch: full batches and one short; each epoch is a permutation of
+    its rows. Steps beyond are padding, and padding repeats an own row, never someone else's.
+    """
+    batches, owned = drawn(sizes, Steps(epochs=epochs, batch=batch), seed)
+    for client, (size, own) in enumerate(zip(sizes, owned, strict=True)):
+        got = contents(batches, client)
+        width = min(batch or size, size)
+        per_epoch = math.ceil(size / width)
+        assert len(got) == per_epoch * epochs
+        for epoch in range(epochs):
+            steps = got[epoch * per_epoch : (epoch + 1) * per_epoch]
+            assert [len(step) for step in steps[:-1]] == [width] * (per_epoch - 1)
+            assert len(steps[-1]) == size - width * (per_epoch - 1)
+            assert sorted(row for step in steps for row in step) == sorted(own)
+        assert set(batches.rows[client].reshape(-1).tolist()) <= own
+
+
+@laws
+@given(client_sizes, batch_widths, st.integers(1, 12), st.integers(0, 99))
+def test_steps_go_on_into_the_next_epoch(sizes: list[int], batch: int | None, steps: int, seed: int) -> None:
+    """Every client takes exactly `steps` steps, the first ones of as many epochs as it takes."""
+    batches, _ = drawn(sizes, Steps(steps=steps, batch=batch), seed)
+    enough, _ = drawn(sizes, Steps(epochs=steps, batch=batch), seed)
+    assert batches.rows.shape[1] == steps
+    for client in range(len(sizes)):
+        assert len(contents(batches, client)) == steps
+        assert contents(batches, client) == contents(enough, client)[:steps]
+
+
+@laws
+@given(client_sizes, batch_widths, st.integers(0, 99), st.booleans())
+def test_batches_do_not_depend_on_the_rest_of_the_stack(
+    sizes: list[int], batch: int | None, seed: int, whole_epochs: bool
+) -> None:
+    """A client drawn alone has the batches, and the dropout keys, that it has among others, up to padding."""
+    work = Steps(epochs=2, batch=batch) if whole_epochs else Steps(steps=5, batch=batch)
+    together, _ = drawn(sizes, work, seed)
+    n = np.array(sizes)
+    rows, starts = np.random.default_rng(seed).permutation(int(n.sum())), np.cumsum(n) - n
+    keys = rng.mix(seed, np.arange(len(n)))
+    for c in range(len(sizes)):
+        one = slice(c, c + 1)
+        alone = draw(pool(len(rows)), rows, starts[one], n[one], work, keys[one])
+        assert contents(alone, 0) == contents(together, c)
+        assert torch.equal(alone.key[0], together.key[c, : alone.key.shape[1]])
+
+
+def test_real_samples_come_first_in_a_batch() -> None:
+    """So positions within a batch, and with them dropout masks, do not depend on padding."""
+    batches, _ = drawn([3, 7], Steps(epochs=1, batch=5))
+    assert batches.rows.shape == (2, 2, 5)
+    assert batches.real.int().tolist() == [[[1, 1, 1, 0, 0], [0] * 5], [[1] * 5, [1, 1, 0, 0, 0]]]
+
+
+def test_full_batch_is_one_step_an_epoch() -> None:
+    """batch=None, or larger than the data: everyone's whole data in each step."""
+    for batch in (None, 100):
+        batches, owned = drawn([3, 7], Steps(epochs=2, batch=batch))
+        assert batches.rows.shape == (2, 2, 7)
+        for client in range(2):
+            assert [set(step) for step in contents(batches, client)] == [owned[client]] * 2
+
+
+def test_epochs_are_shuffled_anew() -> None:
+    """Orders differ between epochs, clients and keys (equal with probability 1/20! each)."""
+    batches, _ = drawn([20, 20], Steps(epochs=2, batch=20))
+    orders = [tuple(step) for client in range(2) for step in contents(batches, client)]
+    assert len(set(orders)) == 4
+    again, _ = drawn([20, 20], Steps(epochs=2, batch=20))
+    assert torch.equal(again.rows, batches.rows)
+
+
+def test_dropout_keys_differ_by_client_and_step() -> None:
+    """No two of 2·40 keys are equal."""
+    batches, _ = drawn([20, 20], Steps(epochs=2, batch=1))
+    assert len(set(batches.key.reshape(-1).tolist())) == 80
+
+
+def test_a_client_without_data_takes_no_step() -> None:
+    """Its batches are all padding, by epochs and by steps, also at the end of the rows, also when nobody has data."""
+    for sizes in ([0, 3], [3, 0], [0, 0]):
+        for work in (Steps(epochs=2, batch=2), Steps(steps=3, batch=2)):
+            n = np.array(sizes)
+            rows, starts = np.arange(3), np.cumsum(n) - n
+            batches = draw(pool(3), rows, starts, n, work, rng.mix(np.arange(2)))
+            for client, size in enumerate(sizes):
+                assert bool(batches.real[client].any()) is (size > 0)
+
+
+def test_no_work_is_no_steps() -> None:
+    """Zero epochs or steps."""
+    for work in (Steps(epochs=0), Steps(steps=0)):
+        batches, _ = drawn([3, 7], work)
+        assert batches.rows.shape[1] == batches.real.shape[1] == batches.key.shape[1] == 0
+        assert list(Batches(*batches[:2], *(leaf[0] for leaf in batches[2:])).each()) == []
+
+
+def test_uneven_clients_take_memory_by_the_steps_they_take() -> None:
+    """One row and 4000 rows at batch 1: the small client is padded, not shuffled 4000 times beside the large one,
+    which would take 4000·2·4000 numbers (256 MB).
+    """
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        for work in (Steps(epochs=1, batch=1), Steps(steps=4000, batch=1)):
+            batches, _ = drawn([1, 4000], work)
+            assert int(batches.real[1].sum()) == 4000
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_each_gathers_the_rows() -> None:
+    """A batch's x and y are the pool's at its rows."""
+    batches, _ = drawn([3, 7], Steps(epochs=1, batch=4))
+    one = Batches(*batches[:2], *(leaf[1] for leaf in batches[2:]))
+    for step, batch in enumerate(one.each()):
+        assert torch.equal(batch.x, one.rows[step].double())
+        assert torch.equal(batch.y, one.rows[step])
+        assert torch.equal(batch.real, one.real[step])
+        assert batch.key == one.key[step]
+
+
+@pytest.mark.parametrize("given", [{}, {"epochs": 1, "steps": 1}])
+def test_steps_wants_one_of_epochs_and_steps(given: dict[str, int]) -> None:
+    """Neither, or both, is a mistake."""
+    with pytest.raises(ValueError, match="either epochs or steps"):
+        Steps(**given)

@@ -1,0 +1,200 @@
+"""Each proximal operator against its definition: argmin_x t·R(x) + ½‖x − v‖²."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor
+
+from personafl.core import prox
+
+F64 = torch.float64
+seeds = st.integers(0, 10**6)
+widths = st.floats(0.0, 3.0)
+laws = settings(max_examples=30, deadline=None)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def nuclear(v: Tensor, width: float) -> Tensor:
+    left, right = prox.nuclear(v, width)
+    return left @ right
+
+
+REGULARIZERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "l1": lambda x: x.abs().sum(),
+    "group": lambda x: torch.linalg.vector_norm(x, dim=1).sum(),
+    "nuclear": lambda x: torch.linalg.svdvals(x).sum(),
+}
+PROXES: dict[str, Callable[[Tensor, float], Tensor]] = {"l1": prox.l1, "group": prox.group, "nuclear": nuclear}
+MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: lambda v, p=p: p(v, 0.7) for name, p in PROXES.items()},
+    "box": lambda v: prox.box(v, -1.0, 0.5),
+    "l2_ball": lambda v: prox.l2_ball(v, 1.5),
+    "l2_ball with center": lambda v: prox.l2_ball(v, 1.5, torch.ones(3, 4, dtype=F64)),
+}
+PROJECTIONS = ["box", "l2_ball", "l2_ball with center"]
+
+
+def test_l1_by_grid() -> None:
+    """In one dimension the argmin over a grid of step 10⁻³ is within half a step of prox (the objective is strictly
+    convex and symmetric about it to first order), for values on both sides of the threshold.
+    """
+    grid = np.linspace(-4, 4, 8001)
+    for v in (-2.5, -0.8, -0.3, 0.0, 0.3, 0.8, 2.5):
+        for width in (0.0, 0.3, 0.8, 1.7):
+            best = grid[np.argmin(width * np.abs(grid) + 0.5 * (grid - v) ** 2)]
+            assert float(prox.l1(torch.tensor(v, dtype=F64), width)) == pytest.approx(best, abs=1e-3)
+
+
+def test_l1_by_hand() -> None:
+    """sign(v)·max(|v| − 1, 0): exact zeros inside the threshold, its edge included."""
+    v = torch.tensor([-3.0, -1.0, -0.5, 0.0, 1.0, 2.5], dtype=F64)
+    assert prox.l1(v, 1.0).tolist() == [-2.0, 0.0, 0.0, 0.0, 0.0, 1.5]
+
+
+def test_box_and_l2_ball_by_hand() -> None:
+    """[−5, 0.2, 5] clamps to [−1, 0.2, 0.5]; (3, 4) has length 5, onto radius 1 it is (0.6, 0.8); about center (3, 0)
+    the point (3, 4) goes to (3, 1); points inside stay.
+    """
+    assert prox.box(torch.tensor([-5.0, 0.2, 5.0], dtype=F64), -1.0, 0.5).tolist() == [-1.0, 0.2, 0.5]
+    v = torch.tensor([3.0, 4.0], dtype=F64)
+    torch.testing.assert_close(prox.l2_ball(v, 1.0), torch.tensor([0.6, 0.8], dtype=F64), rtol=0, atol=1e-15)
+    moved = prox.l2_ball(v, 1.0, torch.tensor([3.0, 0.0], dtype=F64))
+    torch.testing.assert_close(moved, torch.tensor([3.0, 1.0], dtype=F64), rtol=0, atol=1e-15)
+    assert torch.equal(prox.l2_ball(v, 5.0), v)
+
+
+def test_l2_ball_of_radius_zero_is_its_center() -> None:
+    """The only point of a ball of radius 0 is the center, also when v is there already (0/0 otherwise)."""
+    zero, v = torch.zeros(2, dtype=F64), torch.tensor([3.0, 4.0], dtype=F64)
+    assert torch.equal(prox.l2_ball(v, 0.0), zero)
+    assert torch.equal(prox.l2_ball(zero, 0.0), zero)
+    assert torch.equal(prox.l2_ball(v, 0.0, v), v)
+
+
+@laws
+@given(seeds)
+def test_projections_are_the_nearest_point(seed: int) -> None:
+    """⟨v − P(v), x − P(v)⟩ ≤ 0 for every x of the set characterises the projection; x are projected random points."""
+    for name in PROJECTIONS:
+        v = normal(seed, 3, 4)
+        p = MAPS[name](v)
+        for other in range(20):
+            x = MAPS[name](normal(seed + 1 + other, 3, 4))
+            assert float(((v - p) * (x - p)).sum()) <= 1e-12, name
+
+
+def test_group_by_scipy() -> None:
+    """One row v = (3, 4), t = 2: minimise 2‖x‖ + ½‖x − v‖² numerically; by hand (1 − 2/5)·v = (1.8, 2.4)."""
+    v = np.array([3.0, 4.0])
+    found = minimize(lambda x: 2 * np.linalg.norm(x) + 0.5 * ((x - v) ** 2).sum(), x0=[1.0, 1.0], tol=1e-14).x
+    got = prox.group(torch.tensor(v)[None], 2.0)[0]
+    assert got.tolist() == pytest.approx([1.8, 2.4], abs=1e-12)
+    assert got.tolist() == pytest.approx(found.tolist(), abs=1e-6)
+
+
+def test_group_drops_short_rows_whole_and_survives_zero_rows() -> None:
+    """Rows of length ≤ t become 0, the others shrink by t in length; groups are over the first axis of any shape."""
+    v = torch.tensor([[[3.0], [4.0]], [[0.3], [0.4]], [[0.0], [0.0]]], dtype=F64)
+    got = prox.group(v, 1.0)
+    assert got.shape == v.shape
+    torch.testing.assert_close(got[0], torch.tensor([[2.4], [3.2]], dtype=F64), rtol=0, atol=1e-14)
+    assert torch.equal(got[1:], torch.zeros(2, 2, 1, dtype=F64))
+    assert torch.equal(prox.group(v, 0.0), v)
+
+
+@laws
+@given(seeds, widths, st.sampled_from(sorted(PROXES)))
+def test_no_perturbation_decreases_the_objective(seed: int, width: float, name: str) -> None:
+    """With P = t·R + ½‖· − v‖² (1-strongly convex), P(x) ≥ P(prox) + ½‖x − prox‖² for every x: near, far, and v, 0."""
+    v = normal(seed, 3, 4)
+    best = PROXES[name](v, width)
+
+    def objective(x: Tensor) -> float:
+        return float(width * REGULARIZERS[name](x) + 0.5 * (x - v).square().sum())
+
+    candidates = [v, torch.zeros_like(v)]
+    candidates += [best + size * normal(seed + i, 3, 4) for i, size in enumerate((1e-4, 1e-2, 0.1, 1.0, 3.0), 1)]
+    for x in candidates:
+        assert objective(x) >= objective(best) + 0.5 * float((x - best).square().sum()) - 1e-10
+
+
+@laws
+@given(seeds, widths)
+def test_nuclear_satisfies_the_optimality_condition(seed: int, width: float) -> None:
+    """v − X ∈ t·∂‖X‖_*: with X = UΣVᵀ (rank r), G = v − X has UᵀGV = t·I, GV = t·U, UᵀG = t·Vᵀ and spectral norm ≤ t
+    (Watson 1992).
+    """
+    v = normal(seed, 4, 3)
+    left, right = prox.nuclear(v, width)
+    u = left / torch.linalg.vector_norm(left, dim=0)
+    g = v - left @ right
+    torch.testing.assert_close(g @ right.T, width * u, rtol=0, atol=1e-10)
+    torch.testing.assert_close(u.T @ g, width * right, rtol=0, atol=1e-10)
+    assert float(torch.linalg.matrix_norm(g, ord=2)) <= width + 1e-10
+
+
+def test_nuclear_by_hand_and_its_rank() -> None:
+    """diag(5, 3, 1) at width 2 is diag(3, 1, 0): two singular values are above 2, so the factors have rank 2."""
+    left, right = prox.nuclear(torch.diag(torch.tensor([5.0, 3.0, 1.0], dtype=F64)), 2.0)
+    assert (left.shape, right.shape) == ((3, 2), (2, 3))
+    expected = torch.diag(torch.tensor([3.0, 1.0, 0.0], dtype=F64))
+    torch.testing.assert_close(left @ right, expected, rtol=0, atol=1e-12)
+    for width, rank in ((0.5, 3), (1.0, 2), (4.9, 1), (5.0, 0), (9.0, 0)):
+        assert prox.nuclear(torch.diag(torch.tensor([5.0, 3.0, 1.0], dtype=F64)), width)[0].shape[1] == rank
+    assert torch.equal(nuclear(torch.eye(2, dtype=F64), 1.5), torch.zeros(2, 2, dtype=F64))
+
+
+@laws
+@given(seeds, st.integers(1, 5), st.integers(1, 5))
+def test_nuclear_at_width_zero_reproduces_the_matrix(seed: int, rows: int, columns: int) -> None:
+    """prox of 0·R is the identity."""
+    v = normal(seed, rows, columns)
+    torch.testing.assert_close(nuclear(v, 0.0), v, rtol=0, atol=1e-10)
+
+
+@laws
+@given(seeds, seeds, st.sampled_from(sorted(MAPS)))
+def test_nonexpansive(one: int, two: int, name: str) -> None:
+    """‖prox(a) − prox(b)‖² ≤ ⟨prox(a) − prox(b), a − b⟩ ≤ ‖a − b‖² (firmly non-expansive)."""
+    a, b = normal(one, 3, 4), normal(two, 3, 4)
+    moved = MAPS[name](a) - MAPS[name](b)
+    inner = float((moved * (a - b)).sum())
+    assert float(moved.square().sum()) <= inner + 1e-10
+    assert inner <= float((a - b).square().sum()) + 1e-10
+
+
+@laws
+@given(seeds, st.sampled_from(PROJECTIONS))
+def test_projections_are_idempotent(seed: int, name: str) -> None:
+    """P(P(v)) = P(v)."""
+    once = MAPS[name](normal(seed, 3, 4))
+    torch.testing.assert_close(MAPS[name](once), once, rtol=0, atol=1e-12)
+
+
+def test_conv_kernel_as_matrix_entry_by_entry() -> None:
+    """Entry [o, i, y, x] of a kernel is at row o·kh + y, column i·kw + x."""
+    o, i, kh, kw = 2, 3, 4, 5
+    kernel = torch.arange(o * i * kh * kw, dtype=F64).reshape(o, i, kh, kw)
+    matrix = prox.as_matrix(kernel)
+    assert matrix.shape == (o * kh, i * kw)
+    for a, b, y, x in np.ndindex(o, i, kh, kw):
+        assert matrix[a * kh + y, b * kw + x] == kernel[a, b, y, x]
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 5), (2, 3, 4), (2, 3, 4, 5), (1, 1, 1, 1), (2, 3, 1, 2)])
+def test_from_matrix_undoes_as_matrix(shape: tuple[int, ...]) -> None:
+    """from_matrix(as_matrix(w), w.shape) = w."""
+    weight = normal(0, *shape)
+    matrix = prox.as_matrix(weight)
+    assert matrix.ndim == 2
+    assert torch.equal(prox.from_matrix(matrix, weight.shape), weight)

@@ -1,0 +1,68 @@
+"""The description in the terminal and the SVG picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from personafl.data import DataConfig, FederatedData, describe, federate, picture
+from personafl.data.sources.dataset import checked
+from personafl.errors import StorageFailed
+
+
+def toy(clients: int, classes: int, *, names: tuple[str, ...] = ()) -> FederatedData:
+    label = np.tile(np.arange(classes), 20 * clients // classes + 1)
+    dataset = checked("toy", name="toy <&>", x=np.zeros((len(label), 2)), y=label, label_names=names)
+    chosen = {"partition": {"kind": "dirichlet", "clients": clients, "alpha": 0.2}, "unseen": 2, "validation": 0.1}
+    return federate(dataset, DataConfig.model_validate(chosen), 0)
+
+
+def printed(data: FederatedData, width: int = 80) -> list[str]:
+    buffer = io.StringIO()
+    describe(data, Console(file=buffer, width=width))
+    return buffer.getvalue().splitlines()
+
+
+def test_terminal_names_the_facts() -> None:
+    data = toy(12, 5)
+    lines = printed(data)
+    text = "\n".join(lines)
+    assert "12 (10 seen, 2 unseen)" in text
+    assert data.fingerprint[:16] in text
+    assert "12 clients × 5 classes" in text
+    assert f"{data.train.sizes.sum()}, per client min" in text
+    assert sum("│" in line for line in lines) == 12
+    assert sum(line.endswith("unseen") for line in lines) == 2
+    assert max(map(len, lines)) <= 80
+
+
+def test_terminal_fits_many_clients_and_classes() -> None:
+    lines = printed(toy(300, 130), width=70)
+    assert "30 of 300 clients × 130 classes, ordered by main class, 3 classes to a column" in " ".join(lines)
+    assert sum("│" in line for line in lines) == 30
+    assert max(map(len, lines)) <= 70
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(3, 2), (12, 5), (300, 130)])
+def test_picture_is_well_formed_and_complete(tmp_path: Path, clients: int, classes: int) -> None:
+    names = tuple(f"<{c}> & \x07" for c in range(classes))
+    data = toy(clients, classes, names=names)
+    picture(data, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text("utf-8")
+    root = ElementTree.fromstring(text)
+    assert root.tag.endswith("svg")
+    for word in ("toy &lt;&amp;&gt;", "client", "class", "training samples", data.fingerprint[:12], "unseen"):
+        assert word in text
+    assert "href" not in text
+    if clients > 120:
+        assert "120 of 300 clients" in text
+
+
+def test_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match="cannot write the picture"):
+        picture(toy(3, 2), tmp_path / "missing" / "a.svg")

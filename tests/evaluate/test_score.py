@@ -1,0 +1,114 @@
+"""Scores per client: in one pass for a shared model, stacked or one by one for personal ones, equal to a plain loop."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import personafl.evaluate.score as score
+from personafl.core.losses import correct, cross_entropy
+from personafl.core.net import Net
+from personafl.core.rng import generator
+from personafl.core.tree import Params
+from personafl.data.federated import FederatedData, Ragged, make_federated
+from personafl.models import zoo
+
+
+def data_of(sizes: Sequence[int], shape: tuple[int, ...] = (1, 8, 8), sequence: int = 0) -> FederatedData:
+    """Clients with so many test rows each, drawn at random from a pool that is not in their order."""
+    rng = np.random.default_rng(0)
+    count = max(sum(sizes), 1)
+    torch_rng = torch.Generator().manual_seed(0)
+    tokens = torch.randint(12, (count, sequence), generator=torch_rng) if sequence else None
+    order = rng.permutation(count)
+    rows = Ragged.from_lists(np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1]))
+    return make_federated(
+        name="pool",
+        x=torch.randn(count, *shape, generator=torch_rng).double() if tokens is None else tokens,
+        y=torch.arange(count) % 5 if tokens is None else tokens.roll(-1, 1) % 6 - 1,  # -1 is not scored
+        classes=5,
+        train=rows,
+        validation=Ragged.empty(len(sizes)),
+        test=rows,
+        seen=np.arange(len(sizes)),
+        unseen=np.zeros(0, np.int64),
+        client_names=tuple(map(str, range(len(sizes)))),
+        label_names=tuple("01234"),
+        vocabulary=None if tokens is None else 12,
+    )
+
+
+NETS = {
+    "mlp": lambda: zoo.mlp((1, 8, 8), 5, hidden=(7,)),
+    "cnn": lambda: zoo.cnn((1, 8, 8), 5, channels=(2, 3), hidden=6),
+    "window": lambda: zoo.window(12, 5, context=3, width=2, hidden=4),
+    "dropped norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)),
+    "dropped norm cnn": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 5)),
+}
+SIZES = [(4, 1, 3), (0, 5, 2, 0, 1), (1, 2, 0), (0, 0), (3,), (20, 1, 0, 7)]
+
+
+def net_of(name: str) -> Net:
+    return Net(NETS[name], "dropped").to(torch.device("cpu"), torch.float64)
+
+
+def params_of(net: Net, seed: int) -> Params:
+    return {name: value.double() for name, value in net.init(generator(seed)).items()}
+
+
+def plain(net: Net, models: list[Params], data: FederatedData, clients: list[int]) -> np.ndarray:
+    """[clients, 2] accuracy and loss, client by client."""
+    result = []
+    for params, client in zip(models, clients, strict=True):
+        rows = data.test[client]
+        if not len(rows):
+            result.append([np.nan, np.nan])
+            continue
+        output, target = net.apply(params, data.x[rows]), data.y[rows]
+        result.append([correct(output, target).double().mean().item(), cross_entropy(output, target).mean().item()])
+    return np.array(result)
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", NETS)
+def test_shared_personal_and_a_plain_loop_agree(
+    name: str, sizes: tuple[int, ...], few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if few:
+        monkeypatch.setattr(score, "_SAMPLES", 2)
+    net, data = net_of(name), data_of(sizes, sequence=9 if name == "window" else 0)
+    clients = np.arange(len(sizes))[::-1].copy()  # in the order asked for
+    params = params_of(net, 1)
+    stacked = {key: torch.stack([value] * len(sizes)) for key, value in params.items()}
+    expected = plain(net, [params] * len(sizes), data, clients.tolist())
+    for scores in (
+        score.score_shared(net, cross_entropy, params, data, data.test, clients),
+        score.score_personal(net, cross_entropy, stacked, data, data.test, clients),
+    ):
+        np.testing.assert_array_equal(scores.samples, np.array(sizes)[clients])
+        np.testing.assert_allclose(scores.accuracy, expected[:, 0], rtol=1e-6)
+        np.testing.assert_allclose(scores.loss, expected[:, 1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_client_is_scored_with_its_own_model(name: str) -> None:
+    net, data = net_of(name), data_of((4, 0, 6, 1), sequence=9 if name == "window" else 0)
+    clients = np.array([2, 0, 3, 1])
+    models = [params_of(net, seed) for seed in range(4)]
+    stacked = {key: torch.stack([params[key] for params in models]) for key in models[0]}
+    scores = score.score_personal(net, cross_entropy, stacked, data, data.test, clients)
+    expected = plain(net, models, data, clients.tolist())
+    np.testing.assert_allclose(scores.accuracy, expected[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(scores.loss, expected[:, 1], rtol=1e-10)
+
+
+def test_no_clients_at_all() -> None:
+    net, data = net_of("mlp"), data_of((2,))
+    params = params_of(net, 0)
+    none = np.zeros(0, np.int64)
+    stacked = {key: value.new_zeros(0, *value.shape) for key, value in params.items()}
+    assert len(score.score_shared(net, cross_entropy, params, data, data.test, none).accuracy) == 0
+    assert len(score.score_personal(net, cross_entropy, stacked, data, data.test, none).accuracy) == 0

@@ -1,0 +1,350 @@
+"""Bad input through the real entry: one line that names the place and the remedy, an exit code, nothing written."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from personafl import cli
+
+MODELS = """
+import torch
+from torch import nn
+
+class Good(nn.Module):
+    def __init__(self, input_shape, classes, width=5):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(input_shape[0], width), nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.outer(torch.relu(self.inner(x)))
+
+def many(classes): return nn.Linear(4, classes + 1)
+def normed(classes): return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+def other_input(classes): return nn.Linear(5, classes)
+def number(): return 3
+def broken(): raise KeyError("width")
+def branching(classes): return Branching(classes)
+
+class Branching(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum().item() > 0 else self.layer(-x)
+
+made = nn.Linear(4, 4)
+constant = 3
+"""
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with good and bad files."""
+    folder = tmp_path_factory.mktemp("inputs")
+    x, y = np.random.default_rng(0).random((200, 4), dtype=np.float32), np.arange(200) % 4
+    holed = x.copy()
+    holed[3, 1] = np.nan
+    files = {
+        "good": {"x": x, "y": y},
+        "holed": {"x": holed, "y": y},
+        "words": {"x": x, "y": np.array(["a"] * 200)},
+        "negative": {"x": x, "y": y - 1},
+        "halves": {"x": x, "y": y + 0.5},
+        "short": {"x": x, "y": y[:100]},
+        "flat": {"x": x[:, 0], "y": y},
+        "empty": {"x": x[:0], "y": y[:0]},
+        "unlabelled": {"x": x},
+        "lonely": {"x": x, "y": y, "user": np.r_[np.zeros(199, int), 1]},
+        "untested": {
+            "x": x,
+            "y": y,
+            "user": np.arange(200) // 50,
+            "split": np.r_[np.zeros(150, int), np.ones(50, int)],
+        },
+    }
+    for name, arrays in files.items():
+        np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    (folder / "truncated.npz").write_bytes((folder / "good.npz").read_bytes()[:800])
+    (folder / "nothing.npz").touch()
+    (folder / "file.txt").write_text("x")
+    (folder / "directory").mkdir()
+    (folder / "broken.toml").write_text("rounds = = 3")
+    (folder / "misspelt.toml").write_text("[training]\nlrr = 3")
+    (folder / "unknown.toml").write_text('[compare]\nmethods = ["fedavg", "dito"]')
+    (folder / "my_models.py").write_text(MODELS)
+    (folder / "my_syntax.py").write_text("def (")
+    return folder
+
+
+@pytest.fixture
+def main(inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Call the command line in this process: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(inputs)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["personafl", *words])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def fails(main: Main, folder: Path, line: str, code: int, *texts: str) -> str:
+    before = sorted(folder.rglob("*"))
+    got, out, err = main(*line.split())
+    assert (got, out) == (code, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    for text in texts:
+        assert text in err
+    assert sorted(folder.rglob("*")) == before
+    return err
+
+
+FILES = [
+    ("missing.npz", "missing.npz", "check the path"),
+    ("truncated.npz", "truncated.npz", "truncated", "np.savez"),
+    ("nothing.npz", "nothing.npz", "truncated"),
+    ("holed.npz", "holed.npz", "sample 3", "NaN", "remove or fill"),
+    ("words.npz", "words.npz", "dtype", "use integers"),
+    ("halves.npz", "halves.npz", "float64", "use integers"),
+    ("negative.npz", "negative.npz", "label -1", "from 0"),
+    ("short.npz", "short.npz", "200 samples but 100 labels"),
+    ("flat.npz", "flat.npz", "shape [200]"),
+    ("empty.npz", "empty.npz", "no samples"),
+    ("unlabelled.npz", "unlabelled.npz", "y or labels"),
+    ("file.txt", "file.txt", "not recognised", "FILE.npz"),
+    ("directory", "directory", "no data recognised"),
+    ("mnist", "mnist", "files you have"),
+    ("digts", "digts", "did you mean 'digits'"),
+    ("lonely.npz data.min_samples=1", "client '1'", "too few samples", "min_samples = 2"),
+    ("untested.npz data.test=official", "client '3'", "training data", "data.test = 'auto'"),
+]
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "data describe"])
+@pytest.mark.parametrize("case", FILES, ids=lambda case: case[0])
+def test_data_that_cannot_be_used(main: Main, inputs: Path, command: str, case: tuple[str, ...]) -> None:
+    fails(main, inputs, f"{command} --dataset {case[0]}", 2, *case[1:])
+
+
+KEYS = [
+    # the population
+    ("--partition classes:per_client=5", "per_client = 5", "only 4 classes", "at most 4"),
+    ("--partition diversity:labels=5", "labels = 5", "only 4 classes"),
+    ("--partition iid:clients=150", "clients = 150", "at most 100"),
+    ("--partition users", "'users'", "does not name its users", "use dirichlet"),
+    ("--partition dirichle", "'dirichle'", "did you mean 'dirichlet'"),
+    ("--partition dirichlet:alph=1", "'alph'", "did you mean 'alpha'"),
+    ("--partition dirichlet:alpha=0", "alpha", "greater than 0"),
+    ("federation.cohort=5", "federation.cohort", "only 4 take part", "lower it"),
+    ("federation.cohort=0", "federation.cohort", "at least 1", "given: 0"),
+    ("federation.cohort=1.5", "federation.cohort", "a share", "given: 1.5"),
+    ("data.unseen=4", "data.unseen = 4", "at least one must train"),
+    ("data.test=official", "data.test", "no test half"),
+    # values
+    ("rounds=0", "rounds", "greater than or equal to 1"),
+    ("--rounds 0", "rounds", "greater than or equal to 1"),
+    ("--rounds many", "--rounds", "integer"),
+    ("rounds=1.5", "rounds: input should be a valid integer (given: 1.5)"),
+    ("seed=-1", "seed"),
+    ("name=a/b", "name", "letters, digits"),
+    ("training.lr=-1", "training.lr", "greater than 0"),
+    ("training.batch=al", "training.batch: input should be a valid integer, or 'all' (given: 'al')"),
+    ("training.epochs=1 training.steps=1", "training: give either epochs or steps"),
+    ("training.optimizer=adm", "training.optimizer", "'sgd' or 'adam'"),
+    ("training.optimizer=adam training.momentum=0.9", "momentum and nesterov are for sgd"),
+    ("evaluation.every=-1", "evaluation.every", "'auto'"),
+    ("data.test=offical", "data.test: input should be 'auto' or 'official', or a valid number"),
+    ("engine.strategy=fast", "engine.strategy", "'stacked'"),
+    ("engine.device=gpu", "engine.device", "cuda"),
+    # misspelt keys, at every level
+    ("round=3", "round: unknown key; did you mean 'rounds'"),
+    ("trainin.lr=1", "trainin: unknown key; did you mean 'training'"),
+    ("training.lrr=1", "training.lrr: unknown key; did you mean 'lr'"),
+    ("federation.cohrt=1", "federation.cohrt: unknown key; did you mean 'cohort'"),
+    ("data.sourc=x", "data.sourc: unknown key; did you mean 'source'"),
+    ("data.partition.kind=dirchlet", "data.partition.kind: no 'dirchlet'; did you mean 'dirichlet'"),
+    ("data.partition.client=3", "data.partition.client: unknown key; did you mean 'clients'"),
+    ("training.schedule.kind=lin", "training.schedule.kind: no 'lin'; did you mean 'linear'"),
+    ("training.schedule.every=3", "training.schedule: 'kind' is missing; valid: constant, exponential"),
+    ("training.schedule.kind=step training.schedule.evry=3", "training.schedule.evry", "did you mean 'every'"),
+    ("engine.stratgy=auto", "engine.stratgy", "'strategy'"),
+    ("evaluation.evry=1", "evaluation.evry", "'every'"),
+    ("compare.method=3", "compare.method", "'methods'"),
+    ("compare.options.dito.pull=3", "compare.options", "no method 'dito'", "did you mean 'ditto'"),
+    ("compare.options.ditto.pul=3", "compare.options.ditto.pul: unknown key; did you mean 'pull'"),
+    ("compare.options.ditto.pull=x", "compare.options.ditto.pull: input should be a valid number (given: 'x')"),
+    ("compare.options.fedavg.server.lrr=1", "compare.options.fedavg.server.lrr: unknown key; did you mean 'lr'"),
+    ('compare.methods=["fedavg","dito"]', "compare.methods", "no method 'dito'", "did you mean 'ditto'"),
+    ("unknown.toml", "unknown.toml: compare.methods: no method 'dito'"),
+    ("compare.methods=[]", "compare.methods", "at least one"),
+    ("compare.seeds=[0,0]", "compare.seeds", "0 is there twice"),
+    ("compare.seeds=[-1]", "compare.seeds", "greater than or equal to 0"),
+    # a section is no value, and the other way round
+    ("training=5", "training: is a section", "write training.optimizer=…"),
+    ("model=mlp", "model: is a section", "given: 'mlp'", "write model.name=…"),
+    ("model=mlp model.name=mlp", "model.name: 'model' is a value here"),
+    ("training.schedule=linear", "training.schedule: is a section", "write training.schedule.kind=…"),
+    ("rounds.number=3", "rounds.number: 'rounds' is a value here"),
+    ("a..b=3", "a..b=3", "write key.sub=value"),
+    # models
+    ("model.name=mpl", "model.name: no model 'mpl'; did you mean 'mlp'", "package.module:Name"),
+    ("model.nam=mlp", "model.nam: unknown key; did you mean 'name'"),
+    ("model.name=mlp model.hiden=[3]", "model.hiden: unknown key; did you mean 'hidden'"),
+    ("model.name=mlp model.hidden=[0]", "model.hidden: input should be greater than or equal to 1"),
+    ("model.name=linear model.hidden=[3]", "model.hidden: unknown key; valid: buffers, name"),
+    ("model.buffers=keep", "model.buffers", "'dropped'"),
+    ("model.name=cnn", "'cnn'", "for images", "use mlp"),
+    ("model.name=bag", "'bag' is for text", "use mlp"),
+    ("model.name=my_models.Good", "no model 'my_models.Good'", "package.module:Name"),
+    ("model.name=nowhere:Net", "model.name", "No module named 'nowhere'", "PYTHONPATH"),
+    ("model.name=my_models:Nothing", "model.name", "no attribute 'Nothing'"),
+    ("model.name=my_syntax:Net", "model.name", "my_syntax.py, line 1"),
+    ("model.name=:Net", "model.name", "cannot import"),
+    ("model.name=my_models:constant", "model.name", "is a int"),
+    ("model.name=my_models:number", "made int, not an nn.Module"),
+    ("model.name=my_models:broken", "my_models:broken", "KeyError: 'width'"),
+    ("model.name=my_models:Good model.widht=3", "my_models:Good", "unexpected keyword argument 'widht'"),
+    ("model.name=my_models:many", "model: its output for 2 samples has shape [2, 5]", "needs [2, 4]"),
+    ("model.name=my_models:other_input", "model: it does not accept", "shape [4]"),
+    ("model.name=my_models:normed", "layers 1 keep running statistics", "use GroupNorm", "model.buffers"),
+    ("model.name=my_models:branching", "model: torch.func cannot run it", ".item()"),
+    ("model.name=my_models:made model.width=3", "model.width", "takes no options"),
+]
+DATA = "--dataset good.npz --partition iid:clients=4 --rounds 2 --quiet"
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("case", KEYS, ids=lambda case: case[0])
+def test_recipes_that_cannot_be_run(main: Main, inputs: Path, command: str, case: tuple[str, ...]) -> None:
+    fails(main, inputs, f"{command} {DATA} {case[0]}", 2, *case[1:])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("method.name=dito", "method.name: no method 'dito'; did you mean 'ditto'"),
+        ("--method dito", "method.name: no method 'dito'"),
+        ("method.nam=ditto", "method.nam: unknown key; did you mean 'name'"),
+        ("method.name=ditto method.pul=3", "method.pul: unknown key; did you mean 'pull'"),
+        ("method.name=ditto method.pull=x", "method.pull: input should be a valid number (given: 'x')"),
+        ("method.server.lrr=3", "method.server.lrr: unknown key; did you mean 'lr'"),
+        ("method.server=3", "method.server: is a section", "write method.server.optimizer=…"),
+        ("method.server.optimizer=admm", "method.server.optimizer", "'sgd'", "'yogi'"),
+        ("method.server.optimizer=adam method.server.momentum=3", "method.server.momentum: unknown key"),
+        ("method.server.schedule.kind=x", "method.server.schedule.kind"),
+    ],
+    ids=lambda case: case[0],
+)
+def test_methods_that_do_not_exist(main: Main, inputs: Path, case: tuple[str, ...]) -> None:
+    fails(main, inputs, f"run {DATA} {case[0]}", 2, *case[1:])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("--methods fedavg,dito", "compare.methods: no method 'dito'; did you mean 'ditto'"),
+        ("--methods ,", "compare.methods: give at least one"),
+        ("--methods ditto,ditto", "compare.methods: 'ditto' is there twice"),
+        ("--seeds 0,one", "compare.seeds: input should be a valid integer (given: 'one')"),
+        ("--methods fedavg compare.options.dito.pull=3", "compare.options: no method 'dito'"),
+    ],
+    ids=lambda case: case[0],
+)
+def test_comparisons_that_cannot_be_made(main: Main, inputs: Path, case: tuple[str, ...]) -> None:
+    fails(main, inputs, f"compare {DATA} {case[0]}", 2, *case[1:])
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_device_that_is_not_there(main: Main, inputs: Path, command: str) -> None:
+    fails(main, inputs, f"{command} {DATA} engine.device=cuda:99", 2, "engine.device: 'cuda:99'", "use cpu")
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_where_a_run_cannot_go(main: Main, inputs: Path, command: str) -> None:
+    fails(main, inputs, f"{command} {DATA} --out directory", 2, "directory: exists already", "personafl resume")
+    fails(main, inputs, f"{command} {DATA} --out file.txt", 2, "file.txt: exists already")
+    fails(
+        main,
+        inputs,
+        f"{command} {DATA} --out file.txt/run",
+        2,
+        "file.txt/run: cannot be written",
+        "choose another --out",
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(main: Main, inputs: Path) -> None:
+    (inputs / "directory").chmod(0o555)
+    fails(main, inputs, f"run {DATA} --out directory/run", 2, "no permission", "choose another --out")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("run nothing.toml", "nothing.toml: no such recipe file"),
+        ("run ditto", "ditto: no such recipe file", "key.sub=value"),
+        ("run broken.toml", "broken.toml: not valid TOML", "line 1"),
+        ("run misspelt.toml", "misspelt.toml: training.lrr: unknown key; did you mean 'lr'"),
+        ("run directory", "directory: cannot be read"),
+        ("run broken.toml misspelt.toml", "misspelt.toml", "only one recipe"),
+        ("show directory", "directory: not a run directory"),
+        ("show nowhere", "nowhere: not a run directory"),
+        ("resume directory", "directory: not a run directory"),
+        ("resume file.txt", "file.txt: not a run directory"),
+        ("compar", "Did you mean 'compare'"),
+        ("run --roundz 3", "--roundz", "--rounds"),
+        ("show", "RUN"),
+    ],
+    ids=lambda case: case[0],
+)
+def test_commands_that_make_no_sense(main: Main, inputs: Path, case: tuple[str, ...]) -> None:
+    fails(main, inputs, case[0], 2, *case[1:])
+
+
+def test_divergence_names_round_and_clients_and_keeps_the_run(main: Main, tmp_path: Path) -> None:
+    code, out, err = main("run", *DATA.split(), "training.lr=1e30", "--out", str(tmp_path / "run"))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "round 1" in err
+    assert "clients 0, 1, 2, 3" in err
+    assert "lower training.lr" in err
+    assert (tmp_path / "run" / "recipe.toml").exists()
+
+
+def test_a_user_model_by_dotted_path_or_made_already(main: Main, tmp_path: Path) -> None:
+    for name in ("Good model.width=3", "made"):
+        code, out, err = main("run", *f"{DATA} --json --model my_models:{name} --out".split(), str(tmp_path / name))
+        assert (code, err) == (0, "")
+        assert '"method": "fedavg"' in out
+
+
+def test_exit_codes_of_a_real_process(inputs: Path, tmp_path: Path) -> None:
+    """Also: a model in the current folder is found although only the script's own folder is on the path."""
+    command = Path(sys.executable).with_name("personafl")
+
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run([command, *words], cwd=inputs, env=environment, capture_output=True, text=True)
+
+    bad = run("compare", "--dataset", "holed.npz", "--json")
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+    assert run("run", *DATA.split(), "training.lr=1e30", "--out", str(tmp_path / "a")).returncode == 2
+    assert run("run", *DATA.split(), "--out", "file.txt/run").returncode == 2
+    good = run("run", *DATA.split(), "--model", "my_models:Good", "--json", "--out", str(tmp_path / "b"))
+    assert (good.returncode, good.stderr) == (0, "")
+    assert not (inputs / "runs").exists()

@@ -1,0 +1,27 @@
+"""The documentation's Python runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", *(str(path.relative_to(DOCS)) for path in sorted((DOCS / "docs").glob("*.md")))]
+
+
+def python_of(page: str) -> str:
+    return "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)])
+def test_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(python_of(page), page, "exec"), {"__name__": "__main__"})
+
+
+def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
+    readme = (DOCS / "README.md").read_text()
+    for page in PAGES:
+        assert page == "README.md" or page in readme, f"README.md does not link {page}"
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text()):
+            assert (DOCS / page).parent.joinpath(target).exists(), f"{page} links {target}"
