@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +82,14 @@ def run(
     job = prepare(recipe, data, model, algorithm)
     if again:
         _check_same_split(path, job.federation.data)
-        return run_job(job, RunDirectory(path), listener)
-    return run_job(job, RunDirectory.create(path, job.files()), listener)
+        directory = RunDirectory(path)
+    else:
+        directory = RunDirectory.create(path, job.files())
+    if (first := recipe.for_pretraining()) is not None:
+        data = data or data_build.load(recipe.data, recipe.seed)
+        run(first, data=data, model=model, out=path / "pretrain", resume=True, listener=listener)
+        job = dataclasses.replace(prepare(recipe.started(path / "pretrain"), data, model, algorithm), recipe=recipe)
+    return run_job(job, directory, listener)
 
 
 def compare(
@@ -166,10 +173,20 @@ def _run_all(recipe: Recipe, path: Path, listener: Listeners | None, splits: dic
             own = listener(method, seed) if listener else None
             try:
                 one = recipe.for_method(method, seed)
+                if (first := one.for_pretraining()) is not None:
+                    one = one.started(_pretrained(first, path, seed, splits[seed], listener))
                 results.append(run(one, data=splits[seed], out=child, resume=True, listener=own))
             except Diverged as error:
                 failures.append(f"{child.name}: {error}")
     return Comparison(path, tuple(results), tuple(failures))
+
+
+def _pretrained(recipe: Recipe, path: Path, seed: int, data: FederatedData, listener: Listeners | None) -> Path:
+    """Do stage (a) of a comparison, once for all methods of a seed, and return its directory."""
+    out = path / f"pretrain-seed{seed}"
+    if not (out / "result.json").exists():
+        run(recipe, data=data, out=out, resume=True, listener=listener("pretrain", seed) if listener else None)
+    return out
 
 
 def _check_same_split(path: Path, data: FederatedData) -> None:

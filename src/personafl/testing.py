@@ -18,10 +18,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm, Problem, for_returning, reduce
 from personafl.core.batches import Batches, Data
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
+from personafl.core.split import Split
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.runs.engine import Engine, Strategy, gather
@@ -66,14 +67,16 @@ class Case:
     def one_client(self, client: int = 1) -> tuple[Tree, Tree, Data]:
         """Return (down, state, data) of one client's first round."""
         start = _double(self.problem.net.init(rng.generator("start")))
-        down = wire.dense(self.algorithm.server.broadcast(self.algorithm.server.init(start, self.data.clients)))
+        down = wire.dense(
+            self.algorithm.server.broadcast(self.algorithm.server.init(self.problem, start, self.data.clients))
+        )
         state = _double(self.algorithm.client.init(self.problem, down, rng.generator("client", client)))
         stacked = gather(self.data, np.array([client]), self.algorithm.client.phases, 1, 0)
         return down, state, _first(stacked)
 
     def update(self, down: Tree, state: Tree, data: Data) -> tuple[Tree, Tree]:
-        """Run the client rule."""
-        return self.algorithm.client.update(self.problem, down, state, data)
+        """Run the client rule, with what a client that has a state is sent."""
+        return self.algorithm.client.update(self.problem, for_returning(down), state, data)
 
 
 def make_case(algorithm: Algorithm, problem: Problem | None = None) -> Case:
@@ -98,7 +101,7 @@ def make_case(algorithm: Algorithm, problem: Problem | None = None) -> Case:
     )
     if problem is None:
         net = Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 10)))
-        problem = Problem(net.to(torch.device("cpu"), torch.float64), cross_entropy)
+        problem = Problem(net.to(torch.device("cpu"), torch.float64), cross_entropy, split=Split(("4.*",)))
     return Case(algorithm, problem, data)
 
 
@@ -137,8 +140,6 @@ def shipped_equals_simulated(case: Case) -> None:
 
 def order_does_not_matter(case: Case) -> None:
     """The server steps to the same state in whatever order uploads arrive and are joined."""
-    from personafl.core.algorithm import reduce
-
     with case.simulation() as simulation:
         down = wire.dense(case.algorithm.server.broadcast(simulation.server))
         uploads, weights = [], []

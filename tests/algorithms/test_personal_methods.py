@@ -1,11 +1,15 @@
 """Local, Finetune and Ditto against their equations, worked in numpy, and their reductions to each other."""
 
+from pathlib import Path
+
 import numpy as np
 
 from least_squares import LeastSquares, personal, shared
 from personafl.algorithms import METHODS, Training
 from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
+from personafl.runs.scoring import score, tune
+from personafl.runs.store import Store
 
 LR, STEPS = 0.05, 3
 TRAINING = Training(work=Steps(steps=STEPS, batch=None), optimizer=Sgd(lr=LR))
@@ -73,14 +77,16 @@ def test_ditto_with_a_strong_pull_stays_at_the_shared_model(problem: LeastSquare
         np.testing.assert_allclose(personal(simulation, i), problem.start, atol=1e-3)
 
 
-def test_finetune_personalizes_from_the_last_shared_model(problem: LeastSquares) -> None:
+def test_finetune_personalizes_from_the_last_shared_model(problem: LeastSquares, tmp_path: Path) -> None:
     """Scoring a Finetune client means τ' steps on f_i from w_T: its loss is f_i there."""
     algorithm = METHODS["finetune"].build(
         Training(work=Steps(steps=STEPS, batch=None), optimizer=Sgd(lr=LR)), tune_epochs=4, tune_lr=0.1
     )
     simulation = problem.simulate(algorithm, 2)
     data = simulation.federation.data
-    scores = simulation.score(data.seen, {"train": data.train}, 2, personalize=True)
+    tuned = Store(tmp_path / "tuned", 2**20)
+    tune(simulation, tuned, data.seen, 2)
+    scores = score(simulation, tuned, data.seen, {"train": data.train}, blends=False).scores
     for i in CLIENTS:
         tuned = problem.descend(i, shared(simulation), 0.1, 4)
         loss = 0.5 * np.mean((problem.x[i] @ tuned - problem.y[i]) ** 2)

@@ -6,10 +6,23 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from personafl.core.losses import correct, cross_entropy
+from personafl.core.losses import (
+    TASKS,
+    character_error,
+    correct,
+    cross_entropy,
+    ctc_correct,
+    ctc_frames,
+    ctc_greedy,
+    ctc_loss,
+    edit_distance,
+    word_error,
+)
 
 F64 = torch.float64
 
@@ -81,3 +94,119 @@ def test_losses_under_vmap() -> None:
             stacked = torch.func.vmap(function)(outputs, targets)
             alone = torch.stack([function(o, t) for o, t in zip(outputs, targets, strict=True)])
             torch.testing.assert_close(stacked, alone, rtol=0, atol=1e-12)
+
+
+def sequences(*rows: list[int]) -> Tensor:
+    """Targets padded with −1."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [-1] * (longest - len(row)) for row in rows])
+
+
+def torch_ctc(outputs: Tensor, targets: Tensor) -> Tensor:
+    log_probs = outputs.log_softmax(-1).transpose(0, 1)
+    frames = torch.full((len(targets),), outputs.shape[1])
+    return functional.ctc_loss(log_probs, targets, frames, (targets >= 0).sum(1), reduction="none")
+
+
+TARGETS = sequences([1, 2, 3, 4], [1, 1], [3], [2, 2, 2], [4, 3, 3, 4], [1, 2, 1, 2])
+
+
+def test_ctc_by_hand() -> None:
+    """Two frames with p(blank) = ½, p(1) = ¼, p(2) = ¼ each; target 1: paths −1, 1−, 11 give ⅛ + ⅛ + 1/16 = 5/16."""
+    outputs = torch.tensor([[[0.5, 0.25, 0.25]] * 2] * 3, dtype=F64).log()
+    got = ctc_loss(outputs, sequences([1], [1, 2], [1, 1]))
+    assert got.tolist() == pytest.approx([math.log(16 / 5), math.log(16), math.inf], abs=1e-12)
+
+
+@pytest.mark.parametrize("frames", [6, 7, 15, 40])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_ctc_is_torchs(frames: int, scale: float) -> None:
+    """Values and gradients, with repeated labels and unequal lengths, for mild and extreme scores."""
+    outputs = scale * normal(len(TARGETS), frames, 5)
+    torch.testing.assert_close(ctc_loss(outputs, TARGETS), torch_ctc(outputs, TARGETS), rtol=1e-12, atol=1e-10)
+    weights = torch.arange(1.0, len(TARGETS) + 1, dtype=F64)
+    ours = torch.func.grad(lambda o: ctc_loss(o, TARGETS) @ weights)(outputs)
+    leaf = outputs.clone().requires_grad_()
+    (theirs,) = torch.autograd.grad(torch_ctc(leaf, TARGETS) @ weights, leaf)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5), min_size=1, max_size=4), st.integers(9, 12))
+def test_ctc_is_torchs_on_random_cases(rows: list[list[int]], frames: int) -> None:
+    targets = sequences(*rows)
+    outputs = normal(len(rows), frames, 4)
+    torch.testing.assert_close(ctc_loss(outputs, targets), torch_ctc(outputs, targets), rtol=0, atol=1e-10)
+
+
+def test_ctc_without_an_alignment_is_infinite_with_gradient_zero() -> None:
+    """Three equal labels need five frames; the sample beside it is not touched."""
+    outputs, targets = normal(2, 4, 3), sequences([1, 1, 1], [2])
+    assert ctc_frames(targets).tolist() == [5, 1]
+    assert ctc_loss(outputs, targets)[0] == math.inf
+    both = torch.func.grad(lambda o: ctc_loss(o, targets).sum())(outputs)
+    alone = torch.func.grad(lambda o: ctc_loss(o, targets[1:]).sum())(outputs[1:])
+    assert bool((both[0] == 0).all())
+    torch.testing.assert_close(both[1:], alone)
+
+
+def test_ctc_of_an_empty_target_is_all_blanks() -> None:
+    outputs = normal(1, 4, 3)
+    expected = -outputs.log_softmax(-1)[0, :, 0].sum()
+    assert float(ctc_loss(outputs, torch.tensor([[-1, -1]]))) == pytest.approx(float(expected), abs=1e-12)
+    assert float(ctc_loss(outputs, torch.zeros(1, 0, dtype=torch.int64))) == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_ctc_in_single_precision_has_finite_gradients() -> None:
+    outputs = (100 * normal(len(TARGETS), 60, 5)).float()
+    loss = ctc_loss(outputs, TARGETS)
+    torch.testing.assert_close(loss, torch_ctc(outputs, TARGETS), rtol=1e-5, atol=1e-3)
+    gradient = torch.func.grad(lambda o: ctc_loss(o, TARGETS).sum())(outputs)
+    assert bool(gradient.isfinite().all())
+
+
+def frames_of(*rows: list[int]) -> Tensor:
+    """Scores whose best classes per frame are given."""
+    return functional.one_hot(torch.tensor(rows), 4).double()
+
+
+def test_ctc_decoding_by_hand() -> None:
+    """Repeats are joined unless a blank lies between; blanks are dropped."""
+    outputs = frames_of([0, 1, 1, 0, 1, 2], [3, 3, 3, 3, 3, 3], [0] * 6, [1, 2, 3, 0, 0, 0], [1, 2, 1, 2, 1, 2])
+    assert ctc_greedy(outputs) == [[1, 1, 2], [3], [], [1, 2, 3], [1, 2, 1, 2, 1, 2]]
+    right = sequences([1, 1, 2], [3], [], [1, 2, 3], [1, 2, 1, 2, 1, 2])
+    assert ctc_correct(outputs, right).tolist() == [1] * 5
+    wrong = sequences([1, 2], [3, 3], [1], [1, 2], [1, 2, 1, 2, 1, 3, 1, 1])
+    assert ctc_correct(outputs, wrong).tolist() == [0] * 5
+    assert ctc_correct(outputs, right).dtype == torch.float32
+
+
+def test_error_rates_by_hand() -> None:
+    """Decoded 1 1 2 for 1 2: one deletion of two characters. 3 is the space: words 1 | 2 for 1 | 2 2, one of two."""
+    outputs = frames_of([1, 0, 1, 2, 0, 0], [0] * 6, [1, 3, 2, 0, 0, 0])
+    targets = sequences([1, 2], [1, 2, 1], [1, 3, 2, 2])
+    assert character_error(outputs, targets).tolist() == [0.5, 1, 0.25]
+    assert word_error(outputs, targets).tolist() == [1, 1, 1]
+    assert word_error(outputs, targets, space=3).tolist() == [1, 1, 0.5]
+    assert word_error(outputs, sequences([1, 1, 2], [], [1, 3, 2])).tolist() == [0, 0, 0]
+    assert (edit_distance("kitten", "sitting"), edit_distance("", "abc"), edit_distance("abc", "")) == (3, 3, 3)
+
+
+def test_ctc_under_vmap_and_grad() -> None:
+    """Stacked clients = one by one: losses, gradients, scores."""
+    outputs, targets = normal(2, 3, 9, 5), TARGETS.reshape(2, 3, 4)
+    for function in (ctc_loss, ctc_correct, torch.func.grad(lambda o, t: ctc_loss(o, t).sum())):
+        stacked = torch.func.vmap(function)(outputs, targets)
+        alone = torch.stack([function(o, t) for o, t in zip(outputs, targets, strict=True)])
+        torch.testing.assert_close(stacked, alone, rtol=0, atol=1e-12)
+    # A decoding that is right for one client only.
+    best = functional.one_hot(torch.tensor([[[1, 0, 1]], [[1, 1, 2]]]), 5).double()
+    assert torch.func.vmap(ctc_correct)(best, torch.tensor([[[1, 1]], [[1, 1]]])).tolist() == [[1], [0]]
+
+
+def test_tasks() -> None:
+    assert {name: (task.loss, task.correct) for name, task in TASKS.items()} == {
+        "classification": (cross_entropy, correct),
+        "next-token": (cross_entropy, correct),
+        "ctc": (ctc_loss, ctc_correct),
+    }
+    assert all(task.name == name for name, task in TASKS.items())

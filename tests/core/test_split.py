@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personafl.core.split import Split
+from personafl.core.split import Split, listed
 from personafl.errors import BadInput
 
 NAMES = ["body.0.weight", "body.0.bias", "body.1.weight", "head.weight", "head.bias"]
@@ -20,6 +20,8 @@ NAMES = ["body.0.weight", "body.0.bias", "body.1.weight", "head.weight", "head.b
         (("*.bias",), ["body.0.bias", "head.bias"]),
         (("body.0.*", "head.bias"), ["body.0.weight", "body.0.bias", "head.bias"]),
         (("HEAD.*",), []),
+        ((r"re:body\.\d\.weight",), ["body.0.weight", "body.1.weight"]),
+        (("re:body", "re:.*bias"), ["body.0.bias", "head.bias"]),
         ((), []),
     ],
 )
@@ -52,3 +54,18 @@ def test_check_refuses_what_matches_nothing_or_everything() -> None:
         Split(("head.*", "haed.*")).check(NAMES)
     with pytest.raises(BadInput, match="makes every parameter personal"):
         Split(("body.*", "head.*")).check(NAMES)
+
+
+def test_a_regular_expression_is_checked_when_the_split_is_made() -> None:
+    with pytest.raises(BadInput, match=r"personal: 're:\(head' is no regular expression: missing \)"):
+        Split(("re:(head",))
+
+
+def test_many_names_are_shortened() -> None:
+    names = [f"layers.{i}.weight" for i in range(40)]
+    message = r"there are: layers\.0\.weight, .*layers\.5\.weight, …, layers\.36.*layers\.39\.weight \(40 in all\)$"
+    with pytest.raises(BadInput, match=message):
+        Split(("head",)).check(names)
+    with pytest.raises(BadInput, match=r"makes every parameter personal; .*layers\.0\.weight, "):
+        Split(("*",)).check(names)
+    assert listed(names[:12]) == ", ".join(names[:12])

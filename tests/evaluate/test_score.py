@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import personafl.evaluate.score as score
+from personafl.core.algorithm import Problem
 from personafl.core.losses import correct, cross_entropy
 from personafl.core.net import Net
 from personafl.core.rng import generator
@@ -85,8 +86,8 @@ def test_shared_personal_and_a_plain_loop_agree(
     stacked = {key: torch.stack([value] * len(sizes)) for key, value in params.items()}
     expected = plain(net, [params] * len(sizes), data, clients.tolist())
     for scores in (
-        score.score_shared(net, cross_entropy, params, data, data.test, clients),
-        score.score_personal(net, cross_entropy, stacked, data, data.test, clients),
+        score.score_shared(Problem(net, cross_entropy), params, data, data.test, clients),
+        score.score_personal(Problem(net, cross_entropy), stacked, data, data.test, clients),
     ):
         np.testing.assert_array_equal(scores.samples, np.array(sizes)[clients])
         np.testing.assert_allclose(scores.accuracy, expected[:, 0], rtol=1e-6)
@@ -99,7 +100,7 @@ def test_every_client_is_scored_with_its_own_model(name: str) -> None:
     clients = np.array([2, 0, 3, 1])
     models = [params_of(net, seed) for seed in range(4)]
     stacked = {key: torch.stack([params[key] for params in models]) for key in models[0]}
-    scores = score.score_personal(net, cross_entropy, stacked, data, data.test, clients)
+    scores = score.score_personal(Problem(net, cross_entropy), stacked, data, data.test, clients)
     expected = plain(net, models, data, clients.tolist())
     np.testing.assert_allclose(scores.accuracy, expected[:, 0], rtol=1e-6)
     np.testing.assert_allclose(scores.loss, expected[:, 1], rtol=1e-10)
@@ -110,5 +111,5 @@ def test_no_clients_at_all() -> None:
     params = params_of(net, 0)
     none = np.zeros(0, np.int64)
     stacked = {key: value.new_zeros(0, *value.shape) for key, value in params.items()}
-    assert len(score.score_shared(net, cross_entropy, params, data, data.test, none).accuracy) == 0
-    assert len(score.score_personal(net, cross_entropy, stacked, data, data.test, none).accuracy) == 0
+    assert len(score.score_shared(Problem(net, cross_entropy), params, data, data.test, none).accuracy) == 0
+    assert len(score.score_personal(Problem(net, cross_entropy), stacked, data, data.test, none).accuracy) == 0

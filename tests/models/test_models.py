@@ -1,38 +1,66 @@
 """Models by name, and what they are given of the data."""
 
-import numpy as np
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import grad, vmap
 
+from models.cases import CASES, CHARACTERS, F64, FEATURES, IMAGES, SPEECH, WORDS, data_of
+from personafl.core.losses import TASKS
+from personafl.core.net import Net
 from personafl.core.rng import generator
-from personafl.data.federated import FederatedData, Ragged, make_federated
+from personafl.core.tree import Params
+from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.models import MODELS, default_model, make_net
 
 
-def data_of(x: torch.Tensor, y: torch.Tensor, vocabulary: int | None = None) -> FederatedData:
-    rows = Ragged.from_lists([np.arange(len(x))])
-    return make_federated(
-        name="any",
-        x=x,
-        y=y,
-        classes=3,
-        train=rows,
-        validation=rows,
-        test=rows,
-        seen=np.arange(1),
-        unseen=np.zeros(0, np.int64),
-        client_names=("0",),
-        label_names=tuple("012"),
-        vocabulary=vocabulary,
-    )
+def test_every_model_has_a_case() -> None:
+    assert CASES.keys() == MODELS.keys()
 
 
-IMAGES = data_of(torch.rand(5, 2, 9, 8), torch.arange(5) % 3)
-FEATURES = data_of(torch.rand(5, 6), torch.arange(5) % 3)
-WORDS = data_of(torch.arange(35).reshape(5, 7) % 11, torch.arange(5) % 3, vocabulary=100)
-CHARACTERS = data_of(torch.arange(35).reshape(5, 7) % 3, torch.arange(35).reshape(5, 7) % 3, vocabulary=20)
+@pytest.mark.parametrize("name", CASES)
+def test_every_model_stacks(name: str) -> None:
+    """Built, probed and trained with its task's loss: outputs and gradients stacked over clients = one by one."""
+    data, options = CASES[name]
+    if "dropout" in (MODELS[name].__kwdefaults__ or {}):
+        options = {**options, "dropout": 0.3}
+    net = make_net(name, options, data)
+    start = net.init(generator(1))
+    assert all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in start.values())
+    x = data.x.to(F64) if data.x.is_floating_point() else data.x
+    output = net.apply({n: value.to(F64) for n, value in start.items()}, x)
+    assert output.shape[0] == 5
+    assert output.shape[-1] == 3
+    assert output.shape[1:-1] == (data.y.shape[1:] if data.task != "ctc" else (6,))
+
+    def objective(params: Params, own: Tensor, targets: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        result = net.apply(params, own, torch.ones(len(own), dtype=torch.bool), key)
+        return TASKS[data.task].loss(result, targets).mean(), result
+
+    clients = [{n: value.to(F64) for n, value in net.init(generator(seed)).items()} for seed in (1, 2)]
+    batches = [(x[part], data.y[part], torch.tensor(part.start)) for part in (slice(0, 2), slice(3, 5))]
+    alone = [grad(objective, has_aux=True)(params, *batch) for params, batch in zip(clients, batches, strict=True)]
+    stacked = {n: torch.stack([params[n] for params in clients]) for n in start}
+    many = (torch.stack(parts) for parts in zip(*batches, strict=True))
+    gradients, outputs = vmap(grad(objective, has_aux=True))(stacked, *many)
+    for client, (gradient, result) in enumerate(alone):
+        torch.testing.assert_close(outputs[client], result, rtol=1e-10, atol=1e-10)
+        for n in start:
+            torch.testing.assert_close(gradients[n][client], gradient[n], rtol=1e-9, atol=1e-9)
+    # A gradient that is 0 for all samples would be a parameter without use.
+    unused = [n for n, value in gradients.items() if not bool(value.any())]
+    assert not unused, unused
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_model_keeps_running_statistics(name: str) -> None:
+    data, options = CASES[name]
+    net = make_net(name, options, data, buffers="refused")
+    assert not net.batch_dependent
 
 
 @pytest.mark.parametrize(
@@ -60,7 +88,10 @@ def test_shapes_and_sizes(name: str, data: FederatedData, options: dict[str, obj
     assert output.shape == (*data.y.shape, 3)
 
 
-@pytest.mark.parametrize(("data", "name"), [(IMAGES, "mlp"), (FEATURES, "mlp"), (WORDS, "bag"), (CHARACTERS, "window")])
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [(IMAGES, "mlp"), (FEATURES, "mlp"), (WORDS, "bag"), (CHARACTERS, "window"), (SPEECH, "speech")],
+)
 def test_a_default_for_every_kind_of_data(data: FederatedData, name: str) -> None:
     assert default_model(data) == name
     make_net(name, {}, data)
@@ -106,8 +137,51 @@ def test_a_window_does_not_see_what_comes_next() -> None:
         ("bag", FEATURES, "is for text"),
         ("bag", CHARACTERS, r"needs \[2, 7, 3\]"),
         ("mlp", CHARACTERS, "does not accept|needs"),
+        ("lenet", IMAGES, "at least 12×12"),
+        ("cnn1", IMAGES, "at least 16×16"),
+        ("cnn2", FEATURES, "for images"),
+        ("resnet18", FEATURES, "for images"),
+        ("transformer", FEATURES, "is for text"),
+        ("transformer", WORDS, r"needs \[2, 3\]"),
+        ("speech", FEATURES, "for log-mel spectra"),
+        ("speech", IMAGES, "for log-mel spectra"),
+        ("mlp", SPEECH, r"needs \[2, frames, 3\] \(3 classes, at least 4 frames\)"),
     ],
 )
 def test_models_that_do_not_fit_the_data(name: str, data: FederatedData, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         make_net(name, {}, data)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options", "message"),
+    [
+        ("transformer", CHARACTERS, {"width": 10, "heads": 4}, "width = 10 is not a multiple of heads = 4"),
+        ("transformer", CHARACTERS, {"dropout": 1.0}, "model.dropout: "),
+        ("transformer", dataclasses.replace(CHARACTERS, vocabulary=2), {}, "3 classes for 2 tokens"),
+        ("resnet18", IMAGES, {"width": 3}, "cannot be built"),
+        ("speech", SPEECH, {"strides": [2, 2]}, r"has shape \[2, 3, 3\].*at least 4 frames"),
+        ("split_input", FEATURES, {"private": 6}, "private = 6 leaves nothing shared of 6 features"),
+        ("additive", FEATURES, {"form": "product"}, "model.form: "),
+        ("mlp", FEATURES, {"adaptor": "lora"}, "did you mean 'adapter'"),
+    ],
+)
+def test_options_that_do_not_work(name: str, data: FederatedData, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        make_net(name, options, data)
+
+
+def test_ctc_counts_the_blanks_between_equal_labels() -> None:
+    """[1, 1, 2] has three labels but no alignment with three frames."""
+
+    class Frames(nn.Module):
+        def __init__(self, frames: int) -> None:
+            super().__init__()
+            self.line = nn.Linear(48, frames * 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.line(x.flatten(1)).reshape(len(x), -1, 3)
+
+    assert isinstance(make_net(Frames(4), {}, SPEECH), Net)
+    with pytest.raises(BadInput, match="at least 4 frames"):
+        make_net(Frames(3), {}, SPEECH)

@@ -205,7 +205,10 @@ KEYS = [
     ("model.nam=mlp", "model.nam: unknown key; did you mean 'name'"),
     ("model.name=mlp model.hiden=[3]", "model.hiden: unknown key; did you mean 'hidden'"),
     ("model.name=mlp model.hidden=[0]", "model.hidden: input should be greater than or equal to 1"),
-    ("model.name=linear model.hidden=[3]", "model.hidden: unknown key; valid: buffers, name"),
+    (
+        "model.name=linear model.hidden=[3]",
+        "model.hidden: unknown key; valid: adapter, adapter_size, buffers, name, personal",
+    ),
     ("model.buffers=keep", "model.buffers", "'dropped'"),
     ("model.name=cnn", "'cnn'", "for images", "use mlp"),
     ("model.name=bag", "'bag' is for text", "use mlp"),

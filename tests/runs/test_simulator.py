@@ -26,11 +26,13 @@ from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.data.config import DataConfig, Dirichlet, Quantity
 from personafl.errors import Diverged
+from personafl.evaluate.score import Scores
 from personafl.runs import simulator
 from personafl.runs.cohort import draw_cohort
 from personafl.runs.engine import Engine, gather
 from personafl.runs.rundir import RunDirectory
 from personafl.runs.runner import prepare
+from personafl.runs.scoring import score, tune
 from personafl.runs.simulator import Federation, Simulation
 from personafl.runs.store import Store
 
@@ -38,7 +40,7 @@ CPU = torch.device("cpu")
 SMALL = {
     "rounds": 3,
     "data": {"partition": {"kind": "quantity", "clients": 9, "alpha": 1.0}, "unseen": 2, "validation": 0.2},
-    "model": {"name": "linear"},
+    "model": {"name": "mlp", "hidden": [8], "personal": "output"},
     "training": {"epochs": 1, "batch": 16},
     "federation": {"cohort": 4},
     "engine": {"threads": 1},
@@ -54,6 +56,17 @@ def mlp(width: int) -> Net:
     return Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))).to(
         CPU, torch.float64
     )
+
+
+def final_scores(run: Simulation) -> dict[tuple[str, str], Scores]:
+    """Fine-tune whoever has no state, and score all on their test data."""
+    data = run.federation.data
+    with tempfile.TemporaryDirectory() as folder:
+        tuned = Store(Path(folder) / "tuned", 2**30)
+        newcomers = np.array([client for client in data.seen if int(client) not in run.store], dtype=np.int64)
+        if run.federation.algorithm.client.tuning:
+            tune(run, tuned, newcomers, 3)
+        return score(run, tuned, data.seen, {"test": data.test}, blends=False).scores
 
 
 def federation(method: str, *, cohort: int = 5, engine: Engine | None = None, **changes: Any) -> Federation:
@@ -110,7 +123,7 @@ def test_stacked_equals_sequential_equals_chunked(simulate: Any, method: str, co
     ):
         run = simulate(federation(method, cohort=cohort, engine=Engine(strategy, chunk)), budget)  # type: ignore[arg-type]
         rounds = [run.step(number) for number in range(3)]
-        scores = run.score(run.federation.data.seen, {"test": run.federation.data.test}, 3, personalize=True)
+        scores = final_scores(run)
         outcomes.append((everything(run), [r.loss for r in rounds], scores))
     first, losses, scores = outcomes[0]
     for other, other_losses, other_scores in outcomes[1:]:
@@ -136,9 +149,9 @@ def test_the_mean_is_the_one_by_hand(simulate: Any, weights: str, strategy: str)
     alone = []
     for client in cohort:
         data = gather(fed.data, np.array([client]), fed.algorithm.client.phases, 5, 0)
-        states = run._states(0, down, np.array([client]))
+        states = run.states(0, down, np.array([client]))
         _, up = Engine("sequential", 1).train(
-            simulator._bound(fed.algorithm.client.update, fed.problems[0]), down, states, data
+            simulator.bound(fed.algorithm.client.update, fed.problems[0]), down, states, data
         )
         alone.append(tree.flatten(tree.take(up, 0)))
     share = sizes / sizes.sum() if weights == "examples" else np.full(5, 0.2)
@@ -214,7 +227,7 @@ def test_architectures_meet_in_one_run(simulate: Any) -> None:
         for path, leaf in mine.items():
             torch.testing.assert_close(leaf, other[path], rtol=0, atol=1e-12)
     data = mixed.federation.data
-    both = [run.score(data.seen, {"test": data.test}, 3, True)["personal", "test"] for run in (mixed, *pure)]
+    both = [final_scores(run)["personal", "test"] for run in (mixed, *pure)]
     expected = np.where(kinds[data.seen] == 0, both[1].loss, both[2].loss)
     np.testing.assert_allclose(both[0].loss, expected, atol=1e-10)
     assert np.array_equal(both[0].samples, data.test.sizes[data.seen])
@@ -294,12 +307,9 @@ def test_rows(tmp_path: Path, method: str) -> None:
     assert all(row.keys() == ROW for row in result.rows)
     named = [(row["model"], row["clients"], row["split"]) for row in result.rows]
     assert len(set(named)) == len(named)
-    models = {
-        "local": {"personal"},
-        "ditto": {"global", "personal", "chosen"},
-        "finetune": {"global", "personal", "chosen"},
-    }
-    assert {model for model, _, _ in named} == models.get(method, {"global"})
+    shared_only = {"fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"}
+    expected = {"global"} if method in shared_only else {"global", "personal", "chosen"}
+    assert {model for model, _, _ in named} == ({"personal"} if method == "local" else expected)
     assert {clients for _, clients, _ in named} == {"seen", "unseen"}
     assert {split for _, _, split in named} == {"test", "validation"}
     for row in result.rows:

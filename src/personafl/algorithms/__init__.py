@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from personafl.algorithms.ditto import ditto
+from personafl.algorithms.fedalt import fedalt, fedsim
 from personafl.algorithms.fedavg import fedavg
 from personafl.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from personafl.algorithms.fedprox import fedprox
@@ -46,4 +47,6 @@ METHODS: dict[str, Method] = {
     "local": Method(local, "baseline"),
     "finetune": Method(finetune, "Pillutla et al., ICML 2022 (baseline)"),
     "ditto": Method(ditto, "Li et al., ICML 2021"),
+    "fedalt": Method(fedalt, "Pillutla et al., ICML 2022"),
+    "fedsim": Method(fedsim, "Pillutla et al., ICML 2022"),
 }

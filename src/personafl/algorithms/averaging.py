@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Reduced
+from personafl.core.algorithm import Problem, Reduced
 from personafl.core.optim import OptimizerSpec, Sgd
 from personafl.core.tree import Params, Tree
 
@@ -51,7 +51,7 @@ class Averaging:
 
     optimizer: OptimizerSpec = PLAIN_MEAN
 
-    def init(self, start: Params, population: int) -> Shared:
+    def init(self, problem: Problem, start: Params, population: int) -> Shared:
         """Start at the given model."""
         return Shared(start, self.optimizer.at(torch.tensor(0.0)).init(start))
 

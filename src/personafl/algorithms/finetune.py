@@ -6,6 +6,8 @@ ICML 2022, §4 ("Finetune").
     rounds:    FedAvg, giving w_T
     client i:  x_i = τ' steps of SGD on f_i from w_T;   the personal model is x_i
 
+With part = "personal" only the personal part of the network (model.personal) is fine-tuned: the paper's "FT (part.)".
+
 Clients keep nothing between rounds; fine-tuning happens when a client asks for its model.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -26,6 +29,8 @@ from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
 from personafl.core.tree import Params
 
+Part = Literal["all", "personal"]
+
 __all__ = ["FinetuneClient", "finetune"]
 
 
@@ -35,6 +40,7 @@ class FinetuneClient:
 
     shared: FedAvgClient = field(default_factory=FedAvgClient)
     tune: Training = field(default_factory=Training)
+    part: Part = "all"
 
     @property
     def phases(self) -> Mapping[str, Steps]:
@@ -55,9 +61,11 @@ class FinetuneClient:
         return self.shared.update(problem, down, state, data)
 
     def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Personal:
-        """Fine-tune w_T."""
+        """Fine-tune w_T, or its personal part with the rest fixed."""
+        fixed, moving = problem.divide(down.model) if self.part == "personal" else ({}, down.model)
         optimizer = self.tune.optimizer.at(data.round)
-        return Personal(descend(problem.mean_loss, down.model, data.phases["tune"], optimizer)[0])
+        tuned, _ = descend(problem.mean_loss_given(fixed), moving, data.phases["tune"], optimizer)
+        return Personal(fixed | tuned)
 
     def models(self, problem: Problem, down: Model, state: Personal | Empty) -> dict[str, Params]:
         """Return the shared model and, once fine-tuned, the client's own."""
@@ -69,9 +77,10 @@ def finetune(
     *,
     tune_epochs: Count = 5,
     tune_lr: Rate | None = None,
+    part: Part = "all",
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
     """FedAvg, then each client fine-tunes the shared model."""
     tune = retrained(training, lr=tune_lr, epochs=tune_epochs)
-    client = FinetuneClient(shared=FedAvgClient(training=training), tune=tune)
+    client = FinetuneClient(shared=FedAvgClient(training=training), tune=tune, part=part)
     return Algorithm("finetune", client, Averaging(optimizer=server))

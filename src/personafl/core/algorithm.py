@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.batches import Batch, Data, Steps
+from personafl.core.losses import correct
 from personafl.core.net import Net
 from personafl.core.split import Split
 from personafl.core.tree import Params, Tree
+from personafl.errors import BadInput
 
 __all__ = [
     "Algorithm",
@@ -29,10 +31,13 @@ __all__ = [
     "Problem",
     "Reduced",
     "ServerRule",
+    "for_returning",
     "mean_loss",
     "reduce",
+    "sent_once",
 ]
 
+T = TypeVar("T")
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [batch, …], targets [batch, …]) -> losses [batch]
 
 
@@ -52,6 +57,7 @@ class Problem:
     loss: Loss
     local_net: Net | None = None
     split: Split | None = None
+    correct: Loss = correct  # per sample: 1 right, 0 wrong
 
     @property
     def personal_net(self) -> Net:
@@ -61,6 +67,19 @@ class Problem:
     def mean_loss(self, params: Params, batch: Batch) -> Tensor:
         """f(w; B) of the shared architecture."""
         return mean_loss(self.net, self.loss, params, batch)
+
+    def mean_loss_given(self, fixed: Params) -> Callable[[Params, Batch], Tensor]:
+        """Return f as a function of one part of the parameters, the other one fixed."""
+        return lambda part, batch: self.mean_loss(fixed | part, batch)
+
+    def divide(self, params: Params) -> tuple[Params, Params]:
+        """Return (shared u, personal v) of the network's parameters."""
+        if self.split is None:
+            raise BadInput(
+                "model.personal: this method divides the network; say which part is personal: "
+                "input, output, adapter, norms, or a pattern of parameter names"
+            )
+        return self.split.divide(params)
 
 
 def mean_loss(net: Net, loss: Loss, params: Params, batch: Batch) -> Tensor:
@@ -96,11 +115,14 @@ class ClientRule(Protocol):
 class ServerRule(Protocol):
     """The part that runs on the server."""
 
-    def init(self, start: Params, population: int) -> Tree:
+    def init(self, problem: Problem, start: Params, population: int) -> Tree:
         """Return the state before the first round."""
 
     def broadcast(self, state: Any) -> Tree:
-        """Return what every client of the next round receives; leaves may be wire forms (`core.wire`)."""
+        """Return what every client of the next round receives; leaves may be wire forms (`core.wire`).
+
+        Fields that the message's type marks with `sent_once` are for `init` alone.
+        """
 
     def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
         """Return the state after a round."""
@@ -113,6 +135,22 @@ class Algorithm:
     name: str
     client: ClientRule
     server: ServerRule
+
+
+def sent_once(*fields: str) -> Callable[[type[T]], type[T]]:
+    """Mark fields of a broadcast's type that only `init` needs: a client that has a state is not sent them again."""
+
+    def mark(message: type[T]) -> type[T]:
+        message.SENT_ONCE = fields  # type: ignore[attr-defined]
+        return message
+
+    return mark
+
+
+def for_returning(message: T) -> T:
+    """Return a broadcast without what is sent only once."""
+    once = getattr(type(message), "SENT_ONCE", ())
+    return message._replace(**{name: {} for name in once}) if once else message  # type: ignore[attr-defined]
 
 
 class Reduced(NamedTuple):

@@ -133,17 +133,20 @@ def chain(*parts: Optimizer) -> Optimizer:
     return Optimizer(lambda params: tuple(part.init(params) for part in parts), update)
 
 
-def by_block(blocks: Mapping[str, Optimizer]) -> Optimizer:
-    """Give each parameter the optimizer of the first pattern (glob) that its name matches."""
+def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | None] | None = None) -> Optimizer:
+    """Give each parameter the optimizer of its block: `block_of` its name, or the first glob that its name matches."""
+
+    def first_match(name: str) -> str | None:
+        return next((pattern for pattern in blocks if fnmatch.fnmatchcase(name, pattern)), None)
 
     def divide(params: Params) -> dict[str, Params]:
-        parts: dict[str, Params] = {pattern: {} for pattern in blocks}
+        parts: dict[str, Params] = {block: {} for block in blocks}
         for name, value in params.items():
-            pattern = next((p for p in blocks if fnmatch.fnmatchcase(name, p)), None)
-            if pattern is None:
+            block = (block_of or first_match)(name)
+            if block is None:
                 raise ValueError(f"no block of {list(blocks)} covers parameter {name!r}; end with '*'")
-            parts[pattern][name] = value
-        return {pattern: part for pattern, part in parts.items() if part}
+            parts[block][name] = value
+        return {block: part for block, part in parts.items() if part}
 
     def init(params: Params) -> Tree:
         return {pattern: blocks[pattern].init(part) for pattern, part in divide(params).items()}

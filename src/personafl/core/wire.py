@@ -22,7 +22,7 @@ from personafl.core.prox import from_matrix
 from personafl.core.tree import Tree
 from personafl.errors import BadInput
 
-__all__ = ["Factored", "Quantized", "Sparse", "decode", "dense", "encode", "size", "size_of_one"]
+__all__ = ["Factored", "Quantized", "Sparse", "decode", "decode_named", "dense", "encode", "size", "size_of_one"]
 
 T = TypeVar("T")
 
@@ -171,10 +171,7 @@ def _saved(named: dict[str, Tensor]) -> bytes:
 
 def decode(data: bytes, like: T) -> T:
     """Return the message in `data`, compact forms kept; `like` is any dense message of the expected structure."""
-    try:
-        named = safetensors.torch.load(data) if data else {}
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: a dtype torch does not have
-        raise BadInput(f"message: not a valid safetensors payload ({error})") from error
+    named = decode_named(data)
     found: dict[str, dict[str | None, Tensor]] = {}
     for name, value in named.items():
         path, mark, part = name.partition("#")
@@ -184,6 +181,15 @@ def decode(data: bytes, like: T) -> T:
         wrong = sorted(found.keys() ^ expected.keys())
         raise BadInput(f"message: entries {', '.join(wrong[:5])} are missing or not expected")
     return tree.unflatten(like, {path: _restored(path, leaf, expected[path]) for path, leaf in found.items()})
+
+
+def decode_named(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a flat message by name."""
+    try:
+        named: dict[str, Tensor] = safetensors.torch.load(data) if data else {}
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: a dtype torch does not have
+        raise BadInput(f"message: not a valid safetensors payload ({error})") from error
+    return named
 
 
 def _restored(path: str, leaf: dict[str | None, Tensor], like: Tensor) -> Tree:

@@ -14,6 +14,7 @@ from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.data.holdout import deal_like, hold_out, hold_out_last
 from personafl.data.sources import Dataset, TextOptions, load_dataset
+from personafl.data.spelling import spelled
 from personafl.errors import BadInput
 
 __all__ = ["federate", "load"]
@@ -44,7 +45,13 @@ def federate(dataset: Dataset, config: DataConfig, seed: int) -> FederatedData:
     official training rows (of all rows where there is no official half). With natural users the official half is a
     user's own test rows; with the other partitions it is dealt after each client's label mix. Validation rows are
     taken from the training rows. Unseen clients keep all three parts but never take part in training.
+
+    Labels that are to be spelled (`target`) are dealt and stratified as labels.
     """
+    y, classes, label_names = dataset.y, dataset.classes, dataset.label_names
+    if config.target == "spelling":
+        y, label_names = spelled(dataset)
+        classes = len(label_names)
     how = config.partition or (kinds.Dirichlet() if dataset.user is None else kinds.Users())
     if config.test == "official" and dataset.split is None:
         raise BadInput(f"data.test = 'official': {dataset.name} has no test half; use 'auto' or a share such as 0.2")
@@ -60,17 +67,18 @@ def federate(dataset: Dataset, config: DataConfig, seed: int) -> FederatedData:
     return make_federated(
         name=dataset.name,
         x=dataset.x,
-        y=dataset.y,
-        classes=dataset.classes,
+        y=y,
+        classes=classes,
         train=train,
         validation=validation,
         test=clients.test,
         seen=seen,
         unseen=unseen,
         client_names=clients.names,
-        label_names=dataset.label_names,
+        label_names=label_names,
         vocabulary=dataset.vocabulary,
         notes=clients.notes,
+        task="ctc" if config.target == "spelling" else None,
     )
 
 

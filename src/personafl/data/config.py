@@ -95,6 +95,7 @@ class DataConfig(_Model):
     """Which data, and how clients share them."""
 
     source: str = "digits"  # a name (see `personafl datasets`), a path, or hf:NAME
+    target: Literal["label", "spelling"] = "label"  # spelling: the letters of the label's name, for CTC
     partition: Partition | None = None  # None: users where the data name them, else dirichlet
     test: Literal["auto", "official"] | Fraction = "auto"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples

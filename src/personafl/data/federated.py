@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["FederatedData", "Ragged", "Split", "make_federated"]
+__all__ = ["FederatedData", "Ragged", "Split", "TaskName", "make_federated"]
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
+TaskName = Literal["classification", "next-token", "ctc"]  # of core.losses.TASKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class FederatedData:
 
     name: str
     x: torch.Tensor  # [samples, …] float32 (images [samples, channels, height, width] in [0, 1]) or int64 tokens
-    y: torch.Tensor  # [samples] int64, or [samples, length] int64 for next-token tasks (-1 is not scored)
+    y: torch.Tensor  # [samples] int64, or [samples, length] int64 for next-token and ctc tasks (-1 is not scored)
     classes: int
     train: Ragged
     validation: Ragged
@@ -84,6 +85,7 @@ class FederatedData:
     client_names: tuple[str, ...]
     label_names: tuple[str, ...]
     fingerprint: str  # sha256 of x, y and every index array
+    task: TaskName  # what y means: one label, the next token at each place, or a sequence without alignment (0: blank)
     vocabulary: int | None = None  # tokens of x lie in [0, vocabulary); None where x is not tokens
     notes: tuple[str, ...] = ()  # what the split left out, one sentence each
 
@@ -97,7 +99,7 @@ class FederatedData:
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]
 
     def counts(self, split: Split = "train") -> NDArray[np.int64]:
-        """Count labels per client, [clients, classes]; for next-token tasks each scored token counts."""
+        """Count labels per client, [clients, classes]; for sequences each scored token counts."""
         rows = self.rows(split)
         label = self.y.numpy()[rows.flat]
         owner = rows.owner
@@ -130,8 +132,9 @@ def make_federated(
     label_names: tuple[str, ...],
     vocabulary: int | None = None,
     notes: tuple[str, ...] = (),
+    task: TaskName | None = None,
 ) -> FederatedData:
-    """Build a FederatedData and hash its content."""
+    """Build a FederatedData and hash its content; the task follows from y: sequences are next tokens, unless given."""
     arrays = [x.numpy(), y.numpy(), seen, unseen]
     for rows in (train, validation, test):
         arrays += [rows.flat, rows.offset]
@@ -148,6 +151,7 @@ def make_federated(
         client_names=client_names,
         label_names=label_names,
         fingerprint=_sha256(arrays),
+        task=task or ("classification" if y.ndim == 1 else "next-token"),
         vocabulary=vocabulary,
         notes=notes,
     )

@@ -11,9 +11,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["TextBag", "TextWindow", "bag", "cnn", "linear", "mlp", "window"]
+__all__ = ["Share", "Size", "TextBag", "TextWindow", "bag", "cnn", "image_shape", "linear", "mlp", "window"]
 
 Size = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 def linear(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -26,7 +27,7 @@ def mlp(
     classes: int,
     *,
     hidden: tuple[Size, ...] = (64,),
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    dropout: Share = 0.0,
 ) -> nn.Module:
     """Fully connected network with ReLU; `hidden` gives the widths."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -41,9 +42,7 @@ def cnn(
     input_shape: Sequence[int], classes: int, *, channels: tuple[Size, Size] = (16, 32), hidden: Size = 64
 ) -> nn.Module:
     """Two 3×3 convolutions with ReLU and 2×2 pooling, one hidden layer; images of at least 4×4."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-        raise ValueError("it is for images of at least 4×4, [channels, height, width]; use mlp")
-    depth, height, width = input_shape
+    depth, height, width = image_shape(input_shape, 4)
     first, second = channels
     return nn.Sequential(
         nn.Conv2d(depth, first, 3, padding=1),
@@ -57,6 +56,14 @@ def cnn(
         nn.ReLU(),
         nn.Linear(hidden, classes),
     )
+
+
+def image_shape(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
+    """Return (channels, height, width), or say that the data are no images of at least least × least pixels."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise ValueError(f"it is for images of at least {least}×{least}, [channels, height, width]; use mlp")
+    channels, height, width = input_shape
+    return channels, height, width
 
 
 class TextBag(nn.Module):

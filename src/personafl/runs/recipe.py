@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,6 +20,7 @@ from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
 from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Step
 from personafl.data.config import DataConfig
 from personafl.errors import BadInput, did_you_mean
+from personafl.models.adapters import AdapterKind
 from personafl.options import checked, explain, import_path
 
 __all__ = ["Recipe", "apply_overrides", "put", "read_toml"]
@@ -41,6 +42,9 @@ class ModelSection(Section):
 
     name: str = "auto"  # a name (see `personafl models`), "package.module:Name", or auto
     buffers: Buffers = "refused"  # what to do with running statistics: refused, shared or dropped
+    personal: str | tuple[str, ...] | None = None  # input, output, adapter, norms, or patterns of parameter names
+    adapter: AdapterKind | None = None  # residual, bottleneck or lora; None: none, or what fits if personal = "adapter"
+    adapter_size: Positive = 16  # width of a bottleneck, rank of lora
 
 
 class TrainingSection(Section):
@@ -121,12 +125,25 @@ class MethodSection(Section):
     name: str = "fedavg"
 
 
+class PretrainSection(Section):
+    """Stage (a): train a shared model first, without personal parts or adapters, and start from it."""
+
+    rounds: Annotated[int, Field(ge=0)] = 0  # 0: no such stage
+    method: MethodSection = MethodSection()
+    training: TrainingSection | None = None  # None: as in the main stage
+
+
 class CompareSection(Section):
-    """What `personafl compare` runs: methods × seeds, and options per method."""
+    """What `personafl compare` runs: methods × seeds.
+
+    `options.NAME` are a method's own options. `variants.NAME` names a changed recipe: its values replace the recipe's,
+    and NAME can stand among the methods.
+    """
 
     methods: tuple[str, ...] = ("fedavg", "local", "finetune", "ditto")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @field_validator("methods", "seeds")
     @classmethod
@@ -140,7 +157,8 @@ class CompareSection(Section):
     def check(self) -> None:
         """Fail if a method or one of its options does not exist."""
         for name in self.methods:
-            find_method(name, "compare.methods")
+            if name not in self.variants:
+                find_method(name, "compare.methods", self.variants)
         for name, options in self.options.items():
             checked(find_method(name, "compare.options"), options, f"compare.options.{name}")
 
@@ -174,13 +192,17 @@ class Recipe(Section):
     """A whole run."""
 
     name: str = "run"
+    label: str | None = None  # what the tables call it; None: the method's name
     seed: Annotated[int, Field(ge=0)] = 0
-    rounds: Positive = 50
+    rounds: Annotated[int, Field(ge=0)] = 50
+    start: str | None = None  # directory of a finished run: start from its global model
+    finetune: bool = False  # stage (c): after the last round every client fine-tunes its personal part
     data: DataConfig = DataConfig()
     model: ModelSection = ModelSection()
     training: TrainingSection = TrainingSection()
     federation: FederationSection = FederationSection()
     method: MethodSection = MethodSection()
+    pretrain: PretrainSection = PretrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     engine: EngineSection = EngineSection()
     compare: CompareSection = CompareSection()
@@ -212,6 +234,8 @@ class Recipe(Section):
             except ValidationError as error:
                 raise explain(error, "", cls) from error
             recipe.compare.check()
+            if not recipe.rounds and recipe.start is None and not recipe.pretrain.rounds:
+                raise BadInput("rounds: input should be greater than or equal to 1, or name a start to go on from")
         except BadInput as problem:
             raise BadInput(f"{where}: {problem}" if where else str(problem)) from problem
         return recipe
@@ -220,32 +244,54 @@ class Recipe(Section):
         """Return the method with its options."""
         return build_method(self.method.name, self.method.model_extra or {}, self.training.build(), "method")
 
-    def for_method(self, method: str, seed: int) -> Recipe:
-        """Return the recipe of one run of a comparison."""
-        options = self.compare.options.get(method, {})
+    def for_method(self, label: str, seed: int) -> Recipe:
+        """Return the recipe of one run of a comparison; `label` is a method or a variant."""
+        variant = self.compare.variants.get(label, {})
+        method = variant.get("method", {}).get("name", label)
         own = (self.method.model_extra or {}) if self.method.name == method else {}
+        base = self.model_dump(mode="json", exclude_none=True)
+        base |= {"method": {"name": method, **own, **self.compare.options.get(method, {})}, "seed": seed, "compare": {}}
+        named = {"label": label} if variant else {}
+        return Recipe.parse(_merged(base, variant) | named, f"compare.variants.{label}" if variant else "")
+
+    def for_pretraining(self) -> Recipe | None:
+        """Return the recipe of stage (a), or None: the same data and network, without personal parts."""
+        if not self.pretrain.rounds:
+            return None
+        own = {"personal": None, "adapter": None}
         return self.model_copy(
             update={
-                "method": MethodSection(name=method, **{**own, **options}),
-                "seed": seed,
-                "compare": CompareSection(),
+                "rounds": self.pretrain.rounds,
+                "method": self.pretrain.method,
+                "training": self.pretrain.training or self.training,
+                "model": self.model.model_copy(update=own),
+                "pretrain": PretrainSection(),
+                "finetune": False,
             }
         )
+
+    def started(self, run: Path) -> Recipe:
+        """Return the recipe with stage (a) done, in the directory of that run."""
+        return self.model_copy(update={"start": str(run.resolve()), "pretrain": PretrainSection()})
 
     def narrowed(self, methods: Sequence[str] | None, seeds: Sequence[int] | None) -> Recipe:
         """Return the recipe with other methods and seeds to compare; None keeps the recipe's."""
         values = self.compare.model_dump()
         values |= {"methods": list(methods)} if methods is not None else {}
         values |= {"seeds": list(seeds)} if seeds is not None else {}
-        values["options"] = {name: given for name, given in self.compare.options.items() if name in values["methods"]}
+        used = {self.compare.variants.get(m, {}).get("method", {}).get("name", m) for m in values["methods"]}
+        values["options"] = {name: given for name, given in self.compare.options.items() if name in used}
         return Recipe.parse({**self.model_dump(mode="json", exclude_none=True), "compare": values})
 
     def anchored(self) -> Recipe:
-        """Return the recipe with a data file's whole path, so that the run can be resumed from any folder."""
+        """Return the recipe with whole paths, so that the run can be resumed from any folder."""
+        changes: dict[str, Any] = {}
         source = Path(self.data.source).expanduser()
-        if not source.exists():
-            return self
-        return self.model_copy(update={"data": self.data.model_copy(update={"source": str(source.resolve())})})
+        if source.exists():
+            changes["data"] = self.data.model_copy(update={"source": str(source.resolve())})
+        if self.start is not None:
+            changes["start"] = str(Path(self.start).expanduser().resolve())
+        return self.model_copy(update=changes)
 
     def evaluate_every(self) -> int:
         """Return the rounds between two scorings, 0 for none before the end."""
@@ -265,12 +311,12 @@ def build_method(name: str, options: Mapping[str, Any], training: Training, wher
     return algorithm
 
 
-def find_method(name: str, where: str) -> Callable[..., Algorithm]:
+def find_method(name: str, where: str, beside: Iterable[str] = ()) -> Callable[..., Algorithm]:
     """Return what builds a method: one of ours by name, or the user's own as package.module:name."""
     if name in METHODS:
         return METHODS[name].build
     if ":" not in name:
-        raise BadInput(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
+        raise BadInput(f"{where}: no method {name!r}; {did_you_mean(name, [*METHODS, *beside])}")
     found: Callable[..., Algorithm] = import_path(name, where)
     return found
 
@@ -312,6 +358,15 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise BadInput(f"{key}: {section!r} is a value here, not a section (given: {values!r})")
     values[last] = value
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values with changes put in, section by section."""
+    result = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(base.get(key), dict)
+        result[key] = _merged(base[key], value) if both else value
+    return result
 
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import resource
 import sys
@@ -12,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from personafl.evaluate.choice import choose, evidence_of
 from personafl.evaluate.score import Scores
 from personafl.evaluate.summary import hurt, summarize
 from personafl.runs.files import read_json
 from personafl.runs.recipe import Recipe
 from personafl.runs.rundir import Checkpoint
+from personafl.runs.scoring import SHARES, Scored
 from personafl.runs.simulator import Federation
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Result", "Scored", "choose", "make_result"]
+__all__ = ["Result", "make_result"]
 
-Scored = Mapping[tuple[str, str, str], Scores]  # (clients, model, split) -> per-client scores
+Groups = Mapping[str, Mapping[tuple[str, str], Scores]]  # clients -> (model, split) -> per-client scores
 
 
 # What comes first in a row and in the line of a client.
@@ -51,6 +55,14 @@ class Result:
 
         return pd.DataFrame(self.columns)
 
+    def clients_csv(self) -> str:
+        """Return the clients' table as CSV."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(zip(*self.columns.values(), strict=True))
+        return text.getvalue()
+
     def table(self) -> pd.DataFrame:
         """Return the rows as a pandas DataFrame."""
         import pandas as pd
@@ -69,43 +81,46 @@ class Result:
         return cls(path, rows, _in_order(values["clients"], CLIENT), values["peak_memory_mb"])
 
 
-def make_result(path: Path, recipe: Recipe, federation: Federation, scored: Scored, totals: Checkpoint) -> Result:
-    """Summarise the final scores."""
-    scored = {**scored, **choose(scored)}
+def make_result(
+    path: Path, recipe: Recipe, federation: Federation, scored: Mapping[str, Scored], totals: Checkpoint
+) -> Result:
+    """Summarise the final scores of each group of clients."""
+    groups = {clients: _with_choice(part) for clients, part in scored.items()}
     problem = federation.problems[0]
-    sizes = {"global": problem.net.parameters, "personal": problem.personal_net.parameters}
+    sizes = {"global": problem.net.parameters}
     rows = []
-    for (clients, model, split), scores in sorted(scored.items()):
-        summary = summarize(scores.accuracy, scores.loss, scores.samples)
-        if not summary.clients:
-            continue
-        shared = scored.get((clients, "global", split))
-        worse = hurt(scores.accuracy, shared.accuracy, scores.samples) if shared and model != "global" else None
-        rows.append(
-            {
-                "method": federation.algorithm.name,
-                "seed": recipe.seed,
-                "model": model,
-                "clients": clients,
-                "split": split,
-                "accuracy": summary.mean,
-                "accuracy_weighted": summary.weighted,
-                "accuracy_std": summary.std,
-                "worst_decile": summary.worst_decile,
-                "share_hurt": worse.share if worse else None,
-                "share_hurt_low": worse.low if worse else None,
-                "share_hurt_high": worse.high if worse else None,
-                "hurt_mean_loss": worse.mean_loss if worse else None,
-                "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN
-                "quantiles": summary.quantiles,
-                "count": summary.clients,
-                "bytes_up": totals.bytes_up,
-                "bytes_down": totals.bytes_down,
-                "parameters": sizes.get(model, max(sizes.values())),
-                "seconds": totals.seconds,
-            }
-        )
-    columns = _in_order(_columns(federation, scored), CLIENT)
+    for clients, scores_of in groups.items():
+        for (model, split), scores in sorted(scores_of.items()):
+            summary = summarize(scores.accuracy, scores.loss, scores.samples)
+            if not summary.clients:
+                continue
+            shared = scores_of.get(("global", split))
+            worse = hurt(scores.accuracy, shared.accuracy, scores.samples) if shared and model != "global" else None
+            rows.append(
+                {
+                    "method": recipe.label or federation.algorithm.name,
+                    "seed": recipe.seed,
+                    "model": model,
+                    "clients": clients,
+                    "split": split,
+                    "accuracy": summary.mean,
+                    "accuracy_weighted": summary.weighted,
+                    "accuracy_std": summary.std,
+                    "worst_decile": summary.worst_decile,
+                    "share_hurt": worse.share if worse else None,
+                    "share_hurt_low": worse.low if worse else None,
+                    "share_hurt_high": worse.high if worse else None,
+                    "hurt_mean_loss": worse.mean_loss if worse else None,
+                    "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN
+                    "quantiles": summary.quantiles,
+                    "count": summary.clients,
+                    "bytes_up": totals.bytes_up,
+                    "bytes_down": totals.bytes_down,
+                    "parameters": sizes.get(model, problem.personal_net.parameters),
+                    "seconds": totals.seconds,
+                }
+            )
+    columns = _in_order(_columns(federation, groups), CLIENT)
     return Result(path, [_in_order(row, ROW) for row in rows], columns, _peak_memory())
 
 
@@ -114,28 +129,29 @@ def _in_order(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, An
     return {key: values[key] for key in [*first, *sorted(values.keys() - set(first))]}
 
 
-def choose(scored: Scored) -> dict[tuple[str, str, str], Scores]:
-    """Let each client pick global or personal by its own validation accuracy (ties: lower loss); score that on test.
-
-    Without validation samples a client keeps the global model.
-    """
-    chosen: dict[tuple[str, str, str], Scores] = {}
-    for clients in {key[0] for key in scored}:
-        both = [scored.get((clients, model, "validation")) for model in ("global", "personal")]
-        if both[0] is None or both[1] is None:
-            continue
-        shared, own = both[0], both[1]
-        better = own.accuracy > shared.accuracy
-        tie = (own.accuracy == shared.accuracy) & (own.loss < shared.loss)
-        pick = better | tie
-        a, b = scored[clients, "global", "test"], scored[clients, "personal", "test"]
-        chosen[clients, "chosen", "test"] = Scores(
-            np.where(pick, b.accuracy, a.accuracy), np.where(pick, b.loss, a.loss), a.samples
-        )
-    return chosen
+def _with_choice(scored: Scored) -> dict[tuple[str, str], Scores]:
+    """Return the scores of the models, the blends left out, and what each client chose by its validation data."""
+    kept = {key: scores for key, scores in scored.scores.items() if not key[0].startswith("blend")}
+    candidates = [name for name in (*(f"blend {share}" for share in SHARES), _last(scored)) if name in scored.gains]
+    if not candidates:
+        return kept
+    picks = choose(evidence_of([scored.gains[name] for name in candidates]))
+    options = [scored.scores[name, "test"] for name in ("global", *candidates)]
+    everyone = np.arange(len(picks))
+    kept["chosen", "test"] = Scores(
+        np.stack([scores.accuracy for scores in options])[picks, everyone],
+        np.stack([scores.loss for scores in options])[picks, everyone],
+        options[0].samples,
+    )
+    return kept
 
 
-def _columns(federation: Federation, scored: Scored) -> dict[str, list[Any]]:
+def _last(scored: Scored) -> str:
+    """Return the name of the personal model that comes last."""
+    return "tuned" if "tuned" in scored.gains else "personal"
+
+
+def _columns(federation: Federation, groups: Groups) -> dict[str, list[Any]]:
     """One list per column: who the client is, how much data it has, and its scores."""
     data = federation.data
     order = np.concatenate([data.seen, data.unseen])
@@ -148,7 +164,7 @@ def _columns(federation: Federation, scored: Scored) -> dict[str, list[Any]]:
         "test": data.test.sizes[order].tolist(),
     }
     places = {"seen": slice(0, len(data.seen)), "unseen": slice(len(data.seen), len(order))}
-    for (clients, model, split), scores in sorted(scored.items(), key=lambda item: item[0][1:]):
+    for clients, (model, split), scores in ((c, key, s) for c, part in groups.items() for key, s in part.items()):
         for measure, values in (("accuracy", scores.accuracy), ("loss", scores.loss)):
             column = columns.setdefault(f"{model}_{split}_{measure}", [None] * len(order))
             column[places[clients]] = [float(value) if math.isfinite(value) else None for value in values]

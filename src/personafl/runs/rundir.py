@@ -5,8 +5,8 @@
     split.json        the data's fingerprint and sizes
     metrics.jsonl     a line per round and per scoring
     checkpoint.json   the last committed round; names the files below
-    server-N.safetensors, states/segment-N.safetensors
-    result.json, clients.csv   at the end
+    server-N.safetensors, states/segment-N.safetensors, tuned/segment-N.safetensors
+    global.safetensors, result.json, clients.csv   at the end
 
 A checkpoint is committed by replacing checkpoint.json; whatever else a crash leaves behind is cut off or removed when
 the run is opened again.
@@ -38,6 +38,7 @@ class Checkpoint:
     rounds: int = 0  # completed
     metrics_bytes: int = 0
     states: dict[int, int] = field(default_factory=dict)  # the store's index
+    tuned: dict[int, int] = field(default_factory=dict)  # the index of the fine-tuned states
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
@@ -86,7 +87,8 @@ class RunDirectory:
             return Checkpoint()
         values = read_json(path)
         try:
-            values["states"] = {int(client): int(segment) for client, segment in values["states"].items()}
+            for index in ("states", "tuned"):
+                values[index] = {int(client): int(segment) for client, segment in values[index].items()}
             return Checkpoint(**values)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise BadInput(f"{path}: not a checkpoint of this version ({error})") from error

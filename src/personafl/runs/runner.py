@@ -11,28 +11,34 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
 
 import personafl.data.build as data_build
-from personafl.core import wire
+from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.losses import cross_entropy
+from personafl.core.losses import TASKS
+from personafl.core.tree import Params
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.evaluate.summary import summarize
-from personafl.models import default_model, make_net
+from personafl.models import default_model, make_net_and_split
+from personafl.models.adapters import is_adapter
 from personafl.runs.engine import Engine
 from personafl.runs.files import atomic_write, read_json, write_json
 from personafl.runs.interrupt import polite_stop
 from personafl.runs.recipe import CompareSection, Recipe, read_toml
-from personafl.runs.result import Result, Scored, make_result
+from personafl.runs.result import Result, make_result
 from personafl.runs.rundir import Checkpoint, RunDirectory, resume_command
+from personafl.runs.scoring import Scored, score, tune
 from personafl.runs.simulator import Federation, Round, Simulation
 from personafl.runs.store import Store
+
+START_FILE = "global.safetensors"
 
 __all__ = ["Job", "Progress", "prepare", "run_job"]
 
@@ -109,8 +115,21 @@ def prepare(
     x = data.x.to(device, dtype) if data.x.is_floating_point() else data.x.to(device)
     data = dataclasses.replace(data, x=x, y=data.y.to(device))
     name = default_model(data) if recipe.model.name == "auto" else recipe.model.name
-    net = make_net(model or name, recipe.model.model_extra or {}, data, recipe.model.buffers).to(device, dtype)
-    problem = Problem(net, cross_entropy)
+    section, task = recipe.model, TASKS[data.task]
+    net, split = make_net_and_split(
+        model or name,
+        section.model_extra or {},
+        data,
+        section.buffers,
+        section.personal,
+        section.adapter,
+        section.adapter_size,
+    )
+    problem = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct)
+    start = net.init(rng.generator(recipe.seed, "start"))
+    if recipe.start is not None:
+        start = warm_start(Path(recipe.start), start)
+    algorithm.server.init(problem, start, len(data.seen))  # a method that needs a split says so here
     engine = Engine.fitted(problem, recipe.engine.strategy, recipe.engine.memory_mb * 2**20, device)
     federation = Federation(
         algorithm=algorithm,
@@ -123,8 +142,27 @@ def prepare(
         sampling=recipe.federation.sampling,
         weights=recipe.federation.weights,
         dtype=dtype,
+        start=start,
     )
     return Job(recipe, federation, objects)
+
+
+def warm_start(run: Path, fresh: Params) -> Params:
+    """Return `fresh` with the global model of a finished run put in, by name; only adapters may be missing there."""
+    path = run / START_FILE
+    try:
+        found = wire.decode_named(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"start: {path} cannot be read; give the directory of a finished run") from error
+    if not found:
+        raise BadInput(f"start: {run} has no global model to start from")
+    wrong = sorted(name for name in found if name not in fresh or found[name].shape != fresh[name].shape)
+    missing = sorted(name for name in fresh if name not in found and not is_adapter(name))
+    if wrong or missing:
+        names = ", ".join((wrong or missing)[:5])
+        what = "does not fit this model" if wrong else "is missing there"
+        raise BadInput(f"start: the model of {run} is another one: {names} {what}; use the same model as that run")
+    return {name: found.get(name, value).to(value.dtype) for name, value in fresh.items()}
 
 
 def _device(name: str) -> torch.device:
@@ -146,18 +184,20 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
         _check_same_job(directory, job)
         checkpoint = directory.checkpoint()
         directory.rewind(checkpoint)
-        budget = job.recipe.engine.store_mb * 2**20
-        store = Store(directory.path / "states", budget, checkpoint.states)
-        server = directory.server_bytes(checkpoint) if checkpoint.rounds else None
-        try:
-            simulation = Simulation(job.federation, store, server)
-        except BadInput as error:
-            raise BadInput(f"{directory.path}: the server's state after round {checkpoint.rounds}: {error}") from error
-        checkpoint = _train(job, directory, simulation, checkpoint, listener)
-        result = make_result(directory.path, job.recipe, job.federation, _score(simulation, job, True), checkpoint)
-        atomic_write(directory.path / "clients.csv", result.clients.to_csv(index=False).encode())
+        progress = _Run(job, directory, checkpoint)
+        _train(job, progress, listener)
+        _tune(job, progress)
+        result = make_result(directory.path, job.recipe, job.federation, _score(progress, job, True), progress.total)
+        atomic_write(directory.path / START_FILE, wire.encode(_global_model(progress.simulation)))
+        atomic_write(directory.path / "clients.csv", result.clients_csv().encode())
         write_json(directory.path / "result.json", result.to_json())
         return result
+
+
+def _global_model(simulation: Simulation) -> Params:
+    """Return the shared model, for runs that start from this one; nothing where there is none."""
+    fed, down = simulation.federation, simulation.down()
+    return fed.algorithm.client.models(fed.problems[0], down, simulation.shape(0, down)).get("global", {})
 
 
 def _check_same_job(directory: RunDirectory, job: Job) -> None:
@@ -178,92 +218,131 @@ def _check_same_job(directory: RunDirectory, job: Job) -> None:
     torch.set_num_threads(begun["threads"])  # more or fewer may sum in another order
 
 
-def _train(
-    job: Job, directory: RunDirectory, simulation: Simulation, checkpoint: Checkpoint, listener: Listener | None
-) -> Checkpoint:
+def _train(job: Job, progress: _Run, listener: Listener | None) -> None:
+    """Do the rounds that are left."""
     recipe, every = job.recipe, job.recipe.evaluate_every()
-    total, saved, accuracy = checkpoint, time.monotonic(), None
-
-    def commit() -> None:
-        states = simulation.store.flush()
-        length = directory.record(durable=True)
-        directory.commit(
-            dataclasses.replace(total, states=states, metrics_bytes=length), wire.encode(simulation.server)
-        )
-        simulation.store.collect()
-
+    accuracy, begun = None, progress.total
     with polite_stop() as stop:
-        for number in range(checkpoint.rounds, recipe.rounds):
+        for number in range(begun.rounds, recipe.rounds):
             began = time.monotonic()
             try:
-                done = simulation.step(number)
+                done = progress.simulation.step(number)
             except Diverged as error:
-                kept = directory.checkpoint().rounds
-                raise Diverged(f"{error}; the checkpoint after round {kept} is kept in {directory.path}") from error
+                raise progress.kept(error) from error
             spent = time.monotonic() - began
             loss = done.loss if math.isfinite(done.loss) else None  # nobody took part; JSON has no NaN
-            directory.record({"event": "round", **vars(done), "loss": loss, "seconds": spent})
+            progress.directory.record({"event": "round", **vars(done), "loss": loss, "seconds": spent})
             if every and (number + 1) % every == 0 and number + 1 < recipe.rounds:
-                accuracy = _record_scores(directory, simulation, job, number + 1)
-            total = dataclasses.replace(
-                total,
-                rounds=number + 1,
-                bytes_down=total.bytes_down + done.bytes_down,
-                bytes_up=total.bytes_up + done.bytes_up,
-                seconds=total.seconds + spent,
-            )
-            if time.monotonic() - saved >= recipe.engine.checkpoint_seconds:
-                commit()
-                saved = time.monotonic()
+                accuracy = _record_scores(progress, job, number + 1)
+            progress.add(done, spent)
+            progress.save(recipe.engine.checkpoint_seconds)
             if listener is not None:
-                listener(
-                    Progress(
-                        done,
-                        recipe.rounds,
-                        accuracy,
-                        total.seconds - checkpoint.seconds,
-                        number + 1 - checkpoint.rounds,
-                    )
-                )
+                seconds, rounds = progress.total.seconds - begun.seconds, number + 1 - begun.rounds
+                listener(Progress(done, recipe.rounds, accuracy, seconds, rounds))
             if stop.requested:
-                commit()
-                raise Interrupted(
-                    f"stopped after round {number + 1} of {recipe.rounds}; "
-                    f"continue with: {resume_command(directory.path)}"
-                )
-    commit()
-    return total
+                progress.stop(f"after round {number + 1} of {recipe.rounds}")
+    progress.save(0)
 
 
-def _score(simulation: Simulation, job: Job, final: bool) -> Scored:
-    """Score seen and unseen clients on what they have: test, and validation if there is any."""
+def _tune(job: Job, progress: _Run) -> None:
+    """Fine-tune, chunk by chunk, everyone who has no state, and with `finetune` everyone."""
+    data, simulation, tuned = job.federation.data, progress.simulation, progress.tuned
+    if not job.federation.algorithm.client.tuning:
+        return
+    everyone = [int(client) for client in np.concatenate([data.seen, data.unseen])]
+    waiting = [c for c in everyone if c not in tuned and (job.recipe.finetune or c not in simulation.store)]
+    with polite_stop() as stop:
+        for _, chunk in simulation.groups(np.array(waiting, dtype=np.int64)):
+            began = time.monotonic()
+            try:
+                tune(simulation, tuned, chunk, job.recipe.rounds)
+            except Diverged as error:
+                raise progress.kept(error) from error
+            progress.add(None, time.monotonic() - began)
+            progress.save(job.recipe.engine.checkpoint_seconds)
+            if stop.requested:
+                progress.stop(f"while fine-tuning, {len(tuned)} of {len(waiting)} clients done")
+    progress.save(0)
+
+
+class _Run:
+    """A run in its directory: what is done and what of it is saved."""
+
+    def __init__(self, job: Job, directory: RunDirectory, checkpoint: Checkpoint) -> None:
+        self.directory, self.total, self._saved = directory, checkpoint, time.monotonic()
+        budget = job.recipe.engine.store_mb * 2**20
+        store = Store(directory.path / "states", budget, checkpoint.states)
+        self.tuned = Store(directory.path / "tuned", budget, checkpoint.tuned)
+        server = directory.server_bytes(checkpoint) if checkpoint.rounds else None
+        try:
+            self.simulation = Simulation(job.federation, store, server)
+        except BadInput as error:
+            raise BadInput(f"{directory.path}: the server's state after round {checkpoint.rounds}: {error}") from error
+
+    def add(self, done: Round | None, seconds: float) -> None:
+        """Count a round, or only time."""
+        self.total = dataclasses.replace(
+            self.total,
+            rounds=self.total.rounds if done is None else done.number + 1,
+            bytes_down=self.total.bytes_down + (done.bytes_down if done else 0),
+            bytes_up=self.total.bytes_up + (done.bytes_up if done else 0),
+            seconds=self.total.seconds + seconds,
+        )
+
+    def save(self, seconds: float) -> None:
+        """Commit a checkpoint if the last one is so many seconds old."""
+        if time.monotonic() - self._saved < seconds:
+            return
+        states, tuned = self.simulation.store.flush(), self.tuned.flush()
+        length = self.directory.record(durable=True)
+        total = dataclasses.replace(self.total, states=states, tuned=tuned, metrics_bytes=length)
+        self.directory.commit(total, wire.encode(self.simulation.server))
+        self.simulation.store.collect()
+        self.tuned.collect()
+        self._saved = time.monotonic()
+
+    def stop(self, when: str) -> NoReturn:
+        """Save and stop because the user asked for it."""
+        self.save(0)
+        raise Interrupted(f"stopped {when}; continue with: {resume_command(self.directory.path)}")
+
+    def kept(self, error: Diverged) -> Diverged:
+        """Return the error with what is left of the run."""
+        rounds = self.directory.checkpoint().rounds
+        return Diverged(f"{error}; the checkpoint after round {rounds} is kept in {self.directory.path}")
+
+
+def _score(progress: _Run, job: Job, final: bool) -> dict[str, Scored]:
+    """Score seen and, at the end, unseen clients on test data and, at the end, on validation data if there are any."""
     data = job.federation.data
     splits = {"test": data.test}
-    if final and len(data.validation.flat):
+    choice = final and bool(len(data.validation.flat))
+    if choice:
         splits["validation"] = data.validation
     groups = {"seen": data.seen, "unseen": data.unseen} if final else {"seen": data.seen}
+    tuned = progress.tuned if final else None
     return {
-        (clients, *key): scores
-        for clients, members in groups.items()
+        name: score(progress.simulation, tuned, members, splits, blends=choice)
+        for name, members in groups.items()
         if len(members)
-        for key, scores in simulation.score(members, splits, job.recipe.rounds, personalize=final).items()
     }
 
 
-def _record_scores(directory: RunDirectory, simulation: Simulation, job: Job, number: int) -> float:
+def _record_scores(progress: _Run, job: Job, number: int) -> float:
     accuracy = 0.0
-    for (clients, model, split), scores in sorted(_score(simulation, job, False).items()):
-        summary = summarize(scores.accuracy, scores.loss, scores.samples)
-        directory.record(
-            {
-                "event": "score",
-                "number": number - 1,
-                **vars(summary),
-                "count": summary.clients,
-                "clients": clients,
-                "model": model,
-                "split": split,
-            }
-        )
-        accuracy = summary.mean  # "global" sorts before "personal"
+    for clients, scored in _score(progress, job, False).items():
+        for (model, split), scores in sorted(scored.scores.items()):
+            summary = summarize(scores.accuracy, scores.loss, scores.samples)
+            progress.directory.record(
+                {
+                    "event": "score",
+                    "number": number - 1,
+                    **vars(summary),
+                    "count": summary.clients,
+                    "clients": clients,
+                    "model": model,
+                    "split": split,
+                }
+            )
+            accuracy = summary.mean  # "global" sorts before "personal"
     return accuracy

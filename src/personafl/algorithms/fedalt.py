@@ -1,0 +1,195 @@
+"""FedAlt and FedSim: part of the network is personal, the rest is shared.
+
+K. Pillutla et al., *Federated Learning with Partial Model Personalization*, ICML 2022, Algorithms 1–3. The network's
+parameters are (u, v): u shared, v_i client i's own, divided by the problem's split.
+
+    LocalAlt:  v ← v − γ_v ∇_v f_i(u, v),  τ_v steps with the received u fixed;
+               then  u ← u − γ_u ∇_u f_i(u, v⁺),  τ_u steps with the new v⁺ fixed
+    LocalSim:  (u, v) ← (u − γ_u ∇_u f_i(u, v), v − γ_v ∇_v f_i(u, v)),  τ steps, both gradients at the same point
+    server:    u ← u + step of the server optimizer along Σ_i α_i (u_i − u)
+
+v_i starts at the start model's personal part, the same for all; it is sent to a client once. Stateless clients keep
+nothing: they are sent it every time and begin again (Appendix C.4). Fine-tuning trains v_i with u fixed (stage c).
+
+With nothing personal both are FedAvg; with everything personal FedSim is Local training from the common start.
+Gradient clipping, if set, is per block (u and v).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
+from personafl.algorithms.personal import retrained
+from personafl.algorithms.training import Count, Rate, Training
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
+from personafl.core.batches import Data, Steps
+from personafl.core.descend import descend
+from personafl.core.optim import OptimizerSpec, by_block
+from personafl.core.tree import Params
+
+__all__ = ["PartialAveraging", "PartialClient", "fedalt", "fedsim"]
+
+
+@sent_once("personal")
+class Parts(NamedTuple):
+    """Down: the shared part, and where personal parts start, which a client that has its own is not sent again."""
+
+    shared: Params
+    personal: Params
+
+
+class PartsEachTime(NamedTuple):
+    """Down to stateless clients: both parts, every time."""
+
+    shared: Params
+    personal: Params
+
+
+class Own(NamedTuple):
+    """State of a client: its personal part. It never leaves the device."""
+
+    personal: Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialClient:
+    """Client rule of FedAlt, and with `simultaneous` of FedSim."""
+
+    shared: Training = field(default_factory=Training)  # τ_u, γ_u
+    personal: Training = field(default_factory=Training)  # τ_v, γ_v
+    tune: Training = field(default_factory=Training)
+    simultaneous: bool = False
+    stateful: bool = True
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """FedAlt: a pass on v, then one on u. FedSim: one on both."""
+        alternating = {} if self.simultaneous else {"personal": self.personal.work}
+        return {**alternating, "local": self.shared.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """A pass on v with u fixed."""
+        return {"tune": self.tune.work}
+
+    def init(self, problem: Problem, down: Parts | PartsEachTime, generator: torch.Generator) -> Own | Empty:
+        """v_i is the common start; stateless clients keep nothing."""
+        return Own(down.personal) if self.stateful else Empty()
+
+    def update(
+        self, problem: Problem, down: Parts | PartsEachTime, state: Own | Empty, data: Data
+    ) -> tuple[Own | Empty, Change]:
+        """LocalAlt or LocalSim."""
+        v = self._own(down, state)
+        local = self._both if self.simultaneous else self._alternately
+        u, v, loss = local(problem, down.shared, v, data)
+        return (Own(v) if self.stateful else Empty()), Change(tree.sub(u, down.shared), loss)
+
+    def personalize(self, problem: Problem, down: Parts | PartsEachTime, state: Own | Empty, data: Data) -> Own:
+        """Fine-tune v_i with u fixed."""
+        v = self._own(down, state)
+        optimizer = self.tune.optimizer.at(data.round)
+        return Own(descend(problem.mean_loss_given(down.shared), v, data.phases["tune"], optimizer)[0])
+
+    def models(self, problem: Problem, down: Parts | PartsEachTime, state: Own | Empty) -> dict[str, Params]:
+        """Return (u, the common start) and (u, v_i)."""
+        own = {"personal": down.shared | state.personal} if isinstance(state, Own) else {}
+        return {"global": down.shared | down.personal, **own}
+
+    @staticmethod
+    def _own(down: Parts | PartsEachTime, state: Own | Empty) -> Params:
+        return state.personal if isinstance(state, Own) else down.personal
+
+    def _alternately(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Params, Tensor]:
+        v, _ = descend(problem.mean_loss_given(u), v, data.phases["personal"], self.personal.optimizer.at(data.round))
+        u, loss = descend(problem.mean_loss_given(v), u, data.phases["local"], self.shared.optimizer.at(data.round))
+        return u, v, loss
+
+    def _both(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Params, Tensor]:
+        blocks = {"u": self.shared.optimizer.at(data.round), "v": self.personal.optimizer.at(data.round)}
+        optimizer = by_block(blocks, lambda name: "v" if name in v else "u")
+        w, loss = descend(problem.mean_loss, u | v, data.phases["local"], optimizer)
+        return {name: w[name] for name in u}, {name: w[name] for name in v}, loss
+
+
+class PartialState(NamedTuple):
+    """State of the server: the shared part with its optimizer, and where personal parts start."""
+
+    shared: Shared
+    personal: Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialAveraging:
+    """Server rule: FedAvg's on the shared part."""
+
+    averaging: Averaging = field(default_factory=Averaging)
+    stateful: bool = True
+
+    def init(self, problem: Problem, start: Params, population: int) -> PartialState:
+        """Divide the start model."""
+        u, v = problem.divide(start)
+        return PartialState(self.averaging.init(problem, u, population), v)
+
+    def broadcast(self, state: PartialState) -> Parts | PartsEachTime:
+        """Send the shared part, and where personal parts start."""
+        message = Parts if self.stateful else PartsEachTime
+        return message(state.shared.model, state.personal)
+
+    def update(self, state: PartialState, uploads: Reduced, round_: int) -> PartialState:
+        """Step the shared part along the mean change."""
+        return state._replace(shared=self.averaging.update(state.shared, uploads, round_))
+
+
+def fedalt(
+    training: Training,
+    *,
+    personal_lr: Rate | None = None,
+    personal_epochs: Count | None = None,
+    tune_lr: Rate | None = None,
+    tune_epochs: Count = 5,
+    stateful: bool = True,
+    server: OptimizerSpec = PLAIN_MEAN,
+) -> Algorithm:
+    """Personal part first, then the shared part; model.personal says which is which."""
+    return _partial("fedalt", training, personal_lr, personal_epochs, tune_lr, tune_epochs, stateful, server)
+
+
+def fedsim(
+    training: Training,
+    *,
+    personal_lr: Rate | None = None,
+    tune_lr: Rate | None = None,
+    tune_epochs: Count = 5,
+    stateful: bool = True,
+    server: OptimizerSpec = PLAIN_MEAN,
+) -> Algorithm:
+    """Personal and shared part at the same time; model.personal says which is which."""
+    return _partial("fedsim", training, personal_lr, None, tune_lr, tune_epochs, stateful, server)
+
+
+def _partial(
+    name: str,
+    training: Training,
+    personal_lr: float | None,
+    personal_epochs: int | None,
+    tune_lr: float | None,
+    tune_epochs: int,
+    stateful: bool,
+    server: OptimizerSpec,
+) -> Algorithm:
+    client = PartialClient(
+        shared=training,
+        personal=retrained(training, lr=personal_lr, epochs=personal_epochs),
+        tune=retrained(training, lr=tune_lr, epochs=tune_epochs),
+        simultaneous=name == "fedsim",
+        stateful=stateful,
+    )
+    return Algorithm(name, client, PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful))

@@ -1,0 +1,119 @@
+"""Convolutional networks, all with GroupNorm where they normalise, for images of 28 to 32 pixels and more.
+
+CNN1 and CNN2 are QuPeD's; ResNet-18 and ResNet-20 those of FedAlt/FedSim, FedSLR and FedBCD, with a 3×3 stem and no
+first pooling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from personafl.models.zoo import Size, image_shape
+
+__all__ = ["ResNet", "cnn1", "cnn2", "lenet", "resnet18", "resnet20"]
+
+
+def lenet(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max pooling (LeCun et al. 1998); images of at least 12×12."""
+    depth, height, width = image_shape(input_shape, 12)
+    rows, columns = ((size // 2 - 4) // 2 for size in (height, width))
+    return nn.Sequential(
+        *_conv_relu_pool(depth, 6, padding=2),
+        *_conv_relu_pool(6, 16, padding=0),
+        nn.Flatten(),
+        *_dense(16 * rows * columns, (120, 84), classes),
+    )
+
+
+def cnn1(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """QuPeD's CNN1: two 5×5 convolutions of 64 filters, then 384 and 192 units; images of at least 16×16."""
+    layers, pixels = _cnn1_features(input_shape)
+    return nn.Sequential(*layers, nn.Flatten(), *_dense(64 * pixels, (384, 192), classes))
+
+
+def cnn2(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """QuPeD's CNN2: CNN1 with one more 5×5 convolution of 32 filters before the units."""
+    layers, pixels = _cnn1_features(input_shape)
+    layers += [nn.Conv2d(64, 32, 5, padding=2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), *_dense(32 * pixels, (384, 192), classes))
+
+
+def _cnn1_features(input_shape: Sequence[int]) -> tuple[list[nn.Module], int]:
+    """Return CNN1's convolutions and the pixels that they leave of an image."""
+    depth, height, width = image_shape(input_shape, 16)
+    rows, columns = (((size - 4) // 2 - 4) // 2 for size in (height, width))
+    return [*_conv_relu_pool(depth, 64, padding=0), *_conv_relu_pool(64, 64, padding=0)], rows * columns
+
+
+def _conv_relu_pool(inputs: int, outputs: int, padding: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def _dense(inputs: int, hidden: tuple[int, ...], classes: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [nn.Linear(inputs, size), nn.ReLU()]
+        inputs = size
+    return [*layers, nn.Linear(inputs, classes)]
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with GroupNorm around a skip connection; `stride` divides the resolution."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, outputs)
+        same = stride == 1 and inputs == outputs
+        self.skip: nn.Module = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return relu(f(x) + skip(x)): [batch, inputs, h, w] to [batch, outputs, h / stride, w / stride]."""
+        y = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(y)) + self.skip(x))
+
+
+class ResNet(nn.Module):
+    """A residual network with a 3×3 stem: stages of blocks, each stage after the first at half the resolution."""
+
+    def __init__(self, channels: int, classes: int, widths: Sequence[int], blocks: int, groups: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        self.norm = nn.GroupNorm(groups, widths[0])
+        stages: list[nn.Module] = []
+        inputs = widths[0]
+        for stage, width in enumerate(widths):
+            for block in range(blocks):
+                stages.append(Block(inputs, width, 2 if stage and not block else 1, groups))
+                inputs = width
+        self.blocks = nn.Sequential(*stages)
+        self.output = nn.Linear(inputs, classes)
+        # With its norm the first layer has the 0.7K parameters of FedAlt/FedSim's Table 7.
+        self.parts = {"input": ("stem.*", "norm.*")}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [batch, channels, height, width] to scores [batch, classes]."""
+        features = self.blocks(functional.relu(self.norm(self.stem(x))))
+        scores: Tensor = self.output(features.mean((2, 3)))
+        return scores
+
+
+def resnet18(input_shape: Sequence[int], classes: int, *, width: Size = 64, groups: Size = 2) -> nn.Module:
+    """ResNet-18 with GroupNorm, 3×3 stem: 4 stages of 2 blocks, the first `width` wide; images of at least 8×8."""
+    channels, _, _ = image_shape(input_shape, 8)
+    return ResNet(channels, classes, [width, 2 * width, 4 * width, 8 * width], 2, groups)
+
+
+def resnet20(input_shape: Sequence[int], classes: int, *, width: Size = 16, groups: Size = 2) -> nn.Module:
+    """ResNet-20 with GroupNorm: 3 stages of 3 blocks, the first `width` wide; images of at least 8×8."""
+    channels, _, _ = image_shape(input_shape, 8)
+    return ResNet(channels, classes, [width, 2 * width, 4 * width], 3, groups)

@@ -1,0 +1,108 @@
+"""Parts of a network by name: what a recipe's `personal = "output"` means for a given module.
+
+- `input`, `output`: the first and the last layer with parameters, in the order in which the module registers them;
+- `norms`: all normalisation layers;
+- `adapter`: all adapters, and the norms too where adapters have sites, in transformers (FedAlt/FedSim);
+- anything else: a glob (`head.*`) or a regular expression (`re:…`) for parameter names.
+
+A module may say better what its parts are, and name new ones: `parts = {"output": ("head.*", "head_norm.*")}`.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from personafl.core.split import Split, listed
+from personafl.errors import BadInput
+from personafl.models.adapters import Site, is_adapter
+
+__all__ = ["needs_adapter", "personal_split"]
+
+_NORM = re.compile(r"Norm(\dd)?$")  # of a class: GroupNorm, BatchNorm2d, RMSNorm, and the user's own
+_PARTS = ("adapter", "input", "norms", "output")
+
+
+def personal_split(module: nn.Module, personal: str | Sequence[str]) -> Split:
+    """Return the split that makes the named parts of a module personal.
+
+    Each entry must match something, and together they must leave something shared.
+    """
+    wanted = [personal] if isinstance(personal, str) else list(personal)
+    names = _trainable(module)
+    if not wanted:
+        raise BadInput(f"model.personal: names no part; {_choices(module, names)}")
+    patterns: list[str] = []
+    for part in wanted:
+        found = _patterns(module, part)
+        if not found or not all(any(Split((p,)).is_personal(name) for name in names) for p in found):
+            raise BadInput(f"model.personal: {part!r} matches no parameter of this model; {_choices(module, names)}")
+        patterns += [pattern for pattern in found if pattern not in patterns]
+    split = Split(tuple(patterns))
+    if all(map(split.is_personal, names)):
+        what = " and ".join(map(repr, wanted))
+        raise BadInput(f"model.personal: {what} makes every parameter personal; {_choices(module, names)}")
+    return split
+
+
+def needs_adapter(module: nn.Module, personal: str | Sequence[str]) -> bool:
+    """Say whether `personal` asks for adapters that the module does not have yet."""
+    wanted = [personal] if isinstance(personal, str) else personal
+    has = "adapter" in _declared(module) or any(map(is_adapter, _trainable(module)))
+    return "adapter" in wanted and not has
+
+
+def _patterns(module: nn.Module, part: str) -> tuple[str, ...]:
+    if part in (declared := _declared(module)):
+        return tuple(declared[part])
+    if part not in _PARTS:
+        return (part,)
+    layers = _layers(module)
+    norms = [names for layer, names in layers if _NORM.search(type(layer).__name__)]
+    chosen = {
+        "input": [names for _, names in layers[:1]],
+        "output": [names for _, names in layers[-1:]],
+        "norms": norms,
+        "adapter": norms if any(isinstance(layer, Site) for layer in module.modules()) else [],
+    }[part]
+    exact = [glob.escape(name) for names in chosen for name in names]
+    return tuple([*_adapters(module), *exact] if part == "adapter" else exact)
+
+
+def _adapters(module: nn.Module) -> list[str]:
+    """Return what matches the adapters: of the module itself if it is a layer, and of layers inside it."""
+    names = [name for name in _trainable(module) if is_adapter(name)]
+    own = [name for name in names if name.startswith("adapter.")]
+    return (["adapter.*"] if own else []) + (["*.adapter.*"] if len(own) < len(names) or not names else [])
+
+
+def _layers(module: nn.Module) -> list[tuple[nn.Module, list[str]]]:
+    """Return the layers outside adapters with trainable parameters of their own, and those parameters' names.
+
+    What the module itself holds beside its layers (a bias, a class token) is no layer. A parameter that two layers
+    share belongs to the first.
+    """
+    names = set(_trainable(module))
+    layers = []
+    for layer_name, layer in module.named_modules():
+        own = [name for name, _ in layer.named_parameters(layer_name, recurse=False) if name in names]
+        if own and not is_adapter(own[0]):
+            layers.append((layer, own))
+    inner = [(layer, own) for layer, own in layers if layer is not module]
+    return inner or layers
+
+
+def _trainable(module: nn.Module) -> list[str]:
+    return [name for name, value in module.named_parameters() if value.requires_grad]
+
+
+def _declared(module: nn.Module) -> Mapping[str, tuple[str, ...]]:
+    declared = getattr(module, "parts", {})
+    return declared if isinstance(declared, Mapping) else {}
+
+
+def _choices(module: nn.Module, names: list[str]) -> str:
+    return f"parts: {', '.join(sorted({*_PARTS, *_declared(module)}))}; parameters: {listed(names)}"
