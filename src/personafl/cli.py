@@ -32,6 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+model_app = typer.Typer(help="Look at a model before training it.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
 data_app = typer.Typer(help="Look at data before training on them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -57,6 +59,9 @@ Rounds = Annotated[int | None, typer.Option(metavar="N", help="Rounds of trainin
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up."),
+]
+Start = Annotated[
+    str | None, typer.Option("--from", metavar="RUN", help="Start from the global model of a finished run.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and nothing else on standard output.")]
@@ -85,6 +90,7 @@ def run(
     partition: PartitionText = None,
     model: Model = None,
     rounds: Rounds = None,
+    start: Start = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Decides split, cohorts, batches, start.")] = None,
     out_path: Out = None,
     quiet: Quiet = False,
@@ -95,7 +101,7 @@ def run(
     from personafl.runs.rundir import claim_name
 
     options = _data_options(dataset, partition, model, rounds)
-    recipe = Recipe.parse(*_values(words, options | {"method.name": method, "seed": seed}))
+    recipe = Recipe.parse(*_values(words, options | {"method.name": method, "seed": seed, "start": start}))
     alone = recipe.compare.model_copy(update={"methods": (recipe.method.name,), "seeds": (recipe.seed,)})
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     result = _displayed(
@@ -117,6 +123,7 @@ def compare(
     partition: PartitionText = None,
     model: Model = None,
     rounds: Rounds = None,
+    start: Start = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="NUMBERS", help="As in 0,1,2; the table then has mean ± std.")
     ] = None,
@@ -130,7 +137,9 @@ def compare(
 
     options = _data_options(dataset, partition, model, rounds)
     recipe = Recipe.parse(
-        *_values(words, options | {"compare.methods": _listed(methods), "compare.seeds": _listed(seeds)})
+        *_values(
+            words, options | {"compare.methods": _listed(methods), "compare.seeds": _listed(seeds), "start": start}
+        )
     )
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     result = _displayed(
@@ -238,6 +247,22 @@ def data_describe(
     if svg is not None:
         picture(data, svg)
         err.print(f"picture: {svg}")
+
+
+@model_app.command("describe")
+def model_describe(
+    words: Words = None, dataset: Dataset = None, partition: PartitionText = None, model: Model = None
+) -> None:
+    """Print which tensors are personal, and what memory a client's training needs; set model.personal=output, …"""
+    from personafl import Recipe
+    from personafl.display import model_tables
+    from personafl.runs.memory import training_memory
+    from personafl.runs.runner import prepare
+
+    recipe = Recipe.parse(*_values(words, _data_options(dataset, partition, model, None)))
+    job = prepare(recipe)
+    for part in model_tables(job.federation.problems[0], training_memory(job)):
+        out.print(part)
 
 
 def main() -> None:

@@ -17,12 +17,14 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from personafl.core.algorithm import Problem
+from personafl.runs.memory import Memory
 from personafl.runs.runner import Listener, Progress
 
-__all__ = ["Display", "detail_tables", "result_tables"]
+__all__ = ["Display", "detail_tables", "model_tables", "result_tables"]
 
 Row = dict[str, Any]
-MODELS = ("global", "personal", "chosen")
+MODELS = ("global", "personal", "tuned", "chosen")
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -141,6 +143,29 @@ def detail_tables(rows: Sequence[Row], split: str = "test") -> Iterator[Renderab
         )
 
 
+def model_tables(problem: Problem, memory: Memory) -> Iterator[RenderableType]:
+    """Yield which tensors are personal and how many parameters that is, and what training needs of memory."""
+    split = problem.split
+    table = _empty_table(2, "tensor", "shape", "parameters", "part")
+    for name, shape in problem.net.shapes.items():
+        part = "personal" if split is not None and split.is_personal(name) else "shared"
+        table.add_row(name, "×".join(map(str, shape)) or "1", f"{shape.numel():,}", part)
+    yield table
+    whole = problem.net.parameters
+    own = sum(s.numel() for n, s in problem.net.shapes.items() if split is not None and split.is_personal(n))
+    yield Text(f"\npersonal: {own:,} of {whole:,} parameters ({100 * own / whole:.1f}%)", style="bold")
+    yield Text("\nMemory of one client's training, by 3·size(u) + 2·size(v) + backprop (Pillutla et al. 2022):")
+    rows = [
+        ("no personal part", memory.none),
+        ("this personal part", memory.partial),
+        ("a whole personal model", memory.full),
+    ]
+    for name, size in rows:
+        yield Text(f"  {name:<24}{size / 2**20:8.2f} MiB")
+    yield Text(f"  {'saving against whole':<24}{100 * memory.saving:7.1f}%")
+    yield Text(f"Measured for this method: {memory.measured / 2**20:.2f} MiB at the peak of two steps")
+
+
 def _groups(rows: Sequence[Row], split: str) -> Iterator[tuple[str, list[Row]]]:
     for clients in ("seen", "unseen"):
         part = [row for row in rows if row["clients"] == clients and row["split"] == split]
@@ -167,7 +192,7 @@ def _fitting(rows: Sequence[Row], width: int) -> Table:
 def _empty_table(padding: int, *titles: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding), collapse_padding=True)
     for title in titles:
-        side: Literal["left", "right"] = "left" if title in ("method", "model") else "right"
+        side: Literal["left", "right"] = "left" if title in ("method", "model", "tensor", "shape", "part") else "right"
         table.add_column(title, justify=side, vertical="bottom", overflow="fold")
     return table
 
@@ -175,13 +200,14 @@ def _empty_table(padding: int, *titles: str) -> Table:
 def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
     models = [m for m in MODELS if any(row["model"] == m for row in rows)]
     personal = any(row["share_hurt"] is not None for row in rows)
-    hurt_title = ("hurt",) if personal else ()
+    chosen = "chosen" in models
+    hurt_title = (("hurt", "hurt\nafter") if chosen else ("hurt",)) if personal else ()
     table = _empty_table(padding, "method", *models, "worst\n10%", *hurt_title, "MB\nup", "MB\ndown", "sec")
     methods = list(dict.fromkeys(row["method"] for row in rows))
     own = {(name, m): [r for r in rows if r["method"] == name and r["model"] == m] for name in methods for m in models}
     top = {m: max(_mean(own[name, m], "accuracy", -1.0) for name in methods) for m in models}
     for name in methods:
-        best = own.get((name, "personal")) or own[name, "global"]
+        best = own.get((name, "tuned")) or own.get((name, "personal")) or own[name, "global"]
         table.add_row(
             name,
             *(
@@ -191,6 +217,7 @@ def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
             ),
             _percent(best, "worst_decile", joint),
             *([_percent(best, "share_hurt", joint)] if personal else []),
+            *([_percent(own[name, "chosen"], "share_hurt", joint)] if personal and chosen else []),
             *(_amount(_mean(best, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
             _amount(_mean(best, "seconds", 0.0)),
         )
@@ -226,12 +253,15 @@ def _legend(rows: Sequence[Row]) -> str:
     lines = ["global: the model all clients share"] if "global" in models else []
     if "personal" in models:
         lines.append("personal: the client's own model")
+    if "tuned" in models:
+        lines.append("tuned: the client's own model after fine-tuning")
     if "chosen" in models:
-        lines.append("chosen: global or personal, whichever did better on the client's validation data")
-    about = " (personal model if any)" if {"global", "personal"} <= models else ""
+        lines.append("chosen: global, personal or between, by the validation data of the client and of all clients")
+    about = " (with the last personal model, if any)" if {"global", "personal"} <= models else ""
     lines.append(f"worst 10%: mean accuracy of the worst decile of clients{about}")
     if any(row["share_hurt"] is not None for row in rows):
-        lines.append("hurt: % of clients whose personal model is worse than the global one")
+        after = "; after: with the chosen model" if "chosen" in models else ""
+        lines.append(f"hurt: % of clients whose personal model is worse than the global one{after}")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from personafl.errors import BadInput
-from personafl.evaluate.choice import CAUTION, Evidence, Gains, choose, evidence_of, learn_prior, posterior
+from personafl.evaluate.choice import Evidence, Gains, choose, evidence_of, learn_prior, posterior
 
 Values = NDArray[np.float64]
 Choice = NDArray[np.int64]
@@ -199,9 +199,9 @@ def test_a_device_alone_has_only_its_own_data() -> None:
 
 def test_single_samples_have_no_variance_and_need_none() -> None:
     evidence = simple([[1.0], [0.0], [0.0], [-1.0]] * 5, [[math.nan]] * 20, [1] * 20)
-    assert (choose(evidence) == 0).all()
+    assert (choose(evidence, 0.2) == 0).all()
     evidence = simple([[1.0], [1.0], [1.0], [0.0]] * 10, [[math.nan]] * 40, [1] * 40)
-    assert (choose(evidence)[:3] == 1).all()
+    assert (choose(evidence, 0.2)[:3] == 1).all()
 
 
 def test_with_a_prior_a_device_decides_alone() -> None:
@@ -324,11 +324,11 @@ def test_fewer_are_hurt_than_by_simpler_rules(regime: str, most: int, sharp: flo
     """
     accuracy, correct, loss, samples = simulate(regime, 4000, 11, most, sharp)
     naive = np.argmax(means(correct, samples) - 1e-9 * means(loss, samples), 1)
-    mean, worst, hurt = outcome(accuracy, choose(evidence_in(correct, loss, samples)))
+    mean, worst, hurt = outcome(accuracy, choose(evidence_in(correct, loss, samples), 0.2))
     shared, personal = (outcome(accuracy, np.full(4000, index)) for index in (0, 4))
     limit = outcome(accuracy, naive)[2]
     assert hurt < {("helps", 8): limit + 0.005, ("helps", 30): limit}.get((regime, most), limit / 2)
     assert hurt < personal[2] / 2
-    assert hurt < CAUTION / 4
+    assert hurt < 0.2 / 4
     assert mean >= max(shared[0], personal[0] - 0.005)
     assert worst >= max(shared[1], personal[1])

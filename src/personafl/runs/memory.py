@@ -2,8 +2,8 @@
 
     memory = 3·size(u) + 2·size(v) + backprop
 
-u is shared (as received, as trained, its gradient), v personal (as trained, its gradient); backprop are the buffers that
-a gradient of one batch needs besides. Without a split u is everything; with a whole personal model v is everything too.
+u is shared (as received, as trained, its gradient), v personal (as trained, its gradient); backprop is what a gradient
+of one batch needs besides. Without a split u is everything; with a whole personal model v is everything too.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
 from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Step
 from personafl.data.config import DataConfig
 from personafl.errors import BadInput, did_you_mean
+from personafl.evaluate.choice import CAUTION
 from personafl.models.adapters import AdapterKind
 from personafl.options import checked, explain, import_path
 
@@ -167,6 +168,7 @@ class EvaluationSection(Section):
     """When models are scored during training; at the end they always are."""
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # rounds; 0: only at the end; auto: ten times a run
+    caution: Annotated[float, Field(gt=0, le=0.5)] = CAUTION  # a device leaves global if P(worse) is below
 
 
 class EngineSection(Section):

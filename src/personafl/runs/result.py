@@ -85,7 +85,7 @@ def make_result(
     path: Path, recipe: Recipe, federation: Federation, scored: Mapping[str, Scored], totals: Checkpoint
 ) -> Result:
     """Summarise the final scores of each group of clients."""
-    groups = {clients: _with_choice(part) for clients, part in scored.items()}
+    groups = {clients: _with_choice(part, recipe.evaluation.caution) for clients, part in scored.items()}
     problem = federation.problems[0]
     sizes = {"global": problem.net.parameters}
     rows = []
@@ -129,13 +129,13 @@ def _in_order(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, An
     return {key: values[key] for key in [*first, *sorted(values.keys() - set(first))]}
 
 
-def _with_choice(scored: Scored) -> dict[tuple[str, str], Scores]:
+def _with_choice(scored: Scored, caution: float) -> dict[tuple[str, str], Scores]:
     """Return the scores of the models, the blends left out, and what each client chose by its validation data."""
     kept = {key: scores for key, scores in scored.scores.items() if not key[0].startswith("blend")}
     candidates = [name for name in (*(f"blend {share}" for share in SHARES), _last(scored)) if name in scored.gains]
     if not candidates:
         return kept
-    picks = choose(evidence_of([scored.gains[name] for name in candidates]))
+    picks = choose(evidence_of([scored.gains[name] for name in candidates]), caution)
     options = [scored.scores[name, "test"] for name in ("global", *candidates)]
     everyone = np.arange(len(picks))
     kept["chosen", "test"] = Scores(

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import personafl.data.build as data_build
+from personafl import __version__
 from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.losses import TASKS
@@ -86,14 +87,14 @@ class Job:
 
 def environment() -> dict[str, Any]:
     """What a run depends on besides its recipe."""
-    packages = ("personafl", "torch", "numpy", "scikit-learn", "safetensors")
+    packages = ("torch", "numpy", "scikit-learn", "safetensors")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": sys.argv,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "packages": {name: version(name) for name in packages},
+        "packages": {"personafl": __version__, **{name: version(name) for name in packages}},
     }
 
 
