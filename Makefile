@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint types unit format install install-dev clean
+.PHONY: demo test test-slow evidence-fedalt lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -21,6 +21,14 @@ unit: install-dev
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow
+
+# The tables of docs/results.md on FedAlt and FedSim; hours on 2 cores. DATA has the data sets.
+DATA ?= ../shared/data
+evidence-fedalt: install
+	$(BIN)/personafl compare recipes/fedalt-mnist.toml --dataset $(DATA)/mnist/mnist.npz
+	$(BIN)/personafl compare recipes/fedalt-cifar10.toml --dataset $(DATA)/cifar10/cifar10_20k4k.npz
+	$(BIN)/personafl compare recipes/fedalt-shakespeare.toml --dataset $(DATA)/shakespeare/shakespeare_roles.npz
+	$(BIN)/personafl compare recipes/fedalt-speech.toml --dataset $(DATA)/fsdd/fsdd_logmel.npz
 
 format: install-dev
 	$(BIN)/ruff check --fix .

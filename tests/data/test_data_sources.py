@@ -506,3 +506,19 @@ def test_the_list_of_sources() -> None:
     assert names[0] == "digits"
     assert len(set(names)) == len(names)
     assert all(source.summary and source.usage for source in SOURCES)
+
+
+def test_the_next_word(tmp_path: Path) -> None:
+    """Words by frequency from 1 (ties by alphabet), the others rare (0): rare words are read but are no answer."""
+    texts = ["To be, or not to be", "be to"]
+    flat = "".join(texts).encode()
+    path = tmp_path / "plays.npz"
+    np.savez(path, text=np.frombuffer(flat, np.uint8), offset=np.array([0, len(texts[0]), len(flat)]))
+    data = load_dataset(str(path), TextOptions(length=3, vocabulary=4, unit="word"))
+    # be 3, to 3, not 1, or 1: numbers be=1, to=2, not=3, or=0
+    assert data.label_names == ("(rare)", "be", "to", "not")
+    assert data.x.tolist() == [[2, 1, 0], [3, 2, 0], [1, 0, 0]]
+    assert data.y.tolist() == [[1, -1, 3], [2, 1, -1], [2, -1, -1]]
+    assert data.user is not None
+    assert data.user.tolist() == [0, 0, 1]
+    assert data.vocabulary == 4

@@ -33,7 +33,7 @@ class _Clients:
 
 def load(config: DataConfig, seed: int) -> FederatedData:
     """Load the source that the config names and deal it to clients; the same config and seed give the same bits."""
-    dataset = load_dataset(config.source, TextOptions(length=config.length, vocabulary=config.vocabulary))
+    dataset = load_dataset(config.source, TextOptions(config.length, config.vocabulary, config.unit))
     return federate(dataset, config, seed)
 
 

@@ -101,7 +101,8 @@ class DataConfig(_Model):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples
     unseen: Annotated[int, Field(ge=0)] | Fraction = 0  # clients that never train: a count or a share
     length: Positive = 80  # tokens per text
-    vocabulary: Annotated[int, Field(ge=2)] = 10_000  # hashed word numbers, 0 is padding
+    vocabulary: Annotated[int, Field(ge=2)] = 10_000  # word numbers; 0 is padding or a rare word
+    unit: Literal["character", "word"] = "character"  # what a next-token task predicts
     min_samples: Positive = 2  # per client; smaller users are left out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,10 +35,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How text becomes numbers: tokens per sample, and word numbers to hash into."""
+    """How text becomes numbers: tokens per sample, word numbers, and the unit of next-token tasks."""
 
     length: int = 80
     vocabulary: int = 10_000
+    unit: Literal["character", "word"] = "character"
 
 
 def checked(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked, images_to_float
-from personafl.data.sources.text import character_name, character_windows, hashed_words
+from personafl.data.sources.text import characters, frequent_words, hashed_words, windows
 from personafl.errors import BadInput
 
 __all__ = ["read_npz"]
@@ -75,7 +75,13 @@ def _text(path: Path, arrays: Arrays, options: TextOptions) -> Dataset:
     if labels is None:
         if len(text) == 0:
             raise BadInput(f"{path}: text is empty; check the file")
-        x, y, item, alphabet = character_windows(text.view(np.uint8), bounds, options.length)
+        if options.unit == "word":
+            code, starts, names = frequent_words(_decoded(text, bounds), options.vocabulary)
+            x, y, item = windows(code, starts, options.length)
+            y = np.where(y == 0, -1, y)  # a rare word is no answer
+        else:
+            code, names = characters(text.view(np.uint8))
+            x, y, item = windows(code, bounds, options.length)
         split = arrays.get("split")
         for key, array in (("user", user), ("split", split)):
             if array is not None and array.shape != (len(bounds) - 1,):
@@ -90,11 +96,10 @@ def _text(path: Path, arrays: Arrays, options: TextOptions) -> Dataset:
             user=item if user is None else user[item],
             user_names=user_names,
             split=None if split is None else split[item],
-            label_names=[character_name(int(byte)) for byte in alphabet],
-            vocabulary=len(alphabet),
+            label_names=names,
+            vocabulary=len(names),
         )
-    whole = text.tobytes()
-    items = (whole[a:b].decode("utf-8", "replace") for a, b in pairwise(bounds))
+    items = _decoded(text, bounds)
     return checked(
         f"{path}: text, labels",
         name=path.stem,
@@ -132,3 +137,8 @@ def _names(arrays: Arrays, *keys: str) -> list[str]:
         if key in arrays:
             return [str(name) for name in np.atleast_1d(arrays[key])]
     return []
+
+
+def _decoded(text: NDArray[np.generic], bounds: NDArray[np.int64]) -> Iterator[str]:
+    whole = text.tobytes()
+    return (whole[a:b].decode("utf-8", "replace") for a, b in pairwise(bounds))

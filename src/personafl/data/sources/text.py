@@ -1,9 +1,10 @@
-"""Text as numbers: hashed words for classification, characters for next-character prediction."""
+"""Text as numbers: hashed words for classification, characters or frequent words for the next token."""
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from personafl.data.sources.dataset import TextOptions
 
-__all__ = ["character_name", "character_windows", "hashed_words"]
+__all__ = ["characters", "frequent_words", "hashed_words", "windows"]
 
 Ints = NDArray[np.int64]
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
@@ -37,23 +38,42 @@ def hashed_words(texts: Iterable[str], options: TextOptions) -> Ints:
     return table
 
 
-def character_windows(text: NDArray[np.uint8], offset: Ints, length: int) -> tuple[Ints, Ints, Ints, NDArray[np.uint8]]:
-    """Cut each item into windows of `length` characters: (x, y, item of each window, alphabet).
-
-    x[w] are characters s … s + length - 1 of the item and y[w] the ones that follow them, both as alphabet positions;
-    where the item has ended, y is -1. An item of n characters gives ⌈(n - 1) / length⌉ windows.
-    """
+def characters(text: NDArray[np.uint8]) -> tuple[Ints, list[str]]:
+    """Number the bytes of a text by their place in its alphabet: (codes, names)."""
     alphabet, code = np.unique(text, return_inverse=True)
+    return code.astype(np.int64), [character_name(int(byte)) for byte in alphabet]
+
+
+def frequent_words(texts: Iterable[str], vocabulary: int) -> tuple[Ints, Ints, list[str]]:
+    """Number words by how frequent they are, from 1: (codes, offset of each text in them, names).
+
+    Beyond the vocabulary - 1 most frequent (ties by alphabet) a word is rare: 0.
+    """
+    words = [_WORD.findall(text.lower()) for text in texts]
+    counts = Counter(word for row in words for word in row)
+    known = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 1]
+    number = {word: place for place, word in enumerate(known, start=1)}
+    codes = np.array([number.get(word, 0) for row in words for word in row], dtype=np.int64)
+    offset = np.cumsum([0, *(len(row) for row in words)])
+    return codes, offset, ["(rare)", *known]
+
+
+def windows(code: Ints, offset: Ints, length: int) -> tuple[Ints, Ints, Ints]:
+    """Cut each item into windows of `length` tokens: (x, y, item of each window).
+
+    x[w] are tokens s … s + length - 1 of the item and y[w] the ones that follow them; where the item has ended, y is
+    -1. An item of n tokens gives ⌈(n - 1) / length⌉ windows.
+    """
     predicted = np.maximum(np.diff(offset) - 1, 0)
-    windows = -(-predicted // length)
-    item = np.repeat(np.arange(len(windows)), windows)
-    number = np.arange(len(item)) - np.repeat(np.cumsum(windows) - windows, windows)  # window number inside its item
+    count = -(-predicted // length)
+    item = np.repeat(np.arange(len(count)), count)
+    number = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)  # window number inside its item
     place = number[:, None] * length + np.arange(length)
     inside = place < predicted[item][:, None]
     at = np.where(inside, offset[item][:, None] + place, 0)
     x = np.where(inside, code[at], 0).astype(np.int64)
     y = np.where(inside, code[np.minimum(at + 1, len(code) - 1)], -1).astype(np.int64)
-    return x, y, item, alphabet
+    return x, y, item
 
 
 def character_name(byte: int) -> str:
