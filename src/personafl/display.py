@@ -19,7 +19,7 @@ from rich.text import Text
 
 from personafl.core.algorithm import Problem
 from personafl.runs.memory import Memory
-from personafl.runs.runner import Listener, Progress
+from personafl.runs.runner import Listener, Progress, Tuning
 
 __all__ = ["Display", "detail_tables", "model_tables", "result_tables"]
 
@@ -70,7 +70,10 @@ class Display:
             bars.remove_task(before)
         task = bars.add_task(label, total=None, facts="starting")
 
-        def listen(progress: Progress) -> None:
+        def listen(progress: Progress | Tuning) -> None:
+            if isinstance(progress, Tuning):
+                bars.update(task, total=progress.clients, completed=progress.done, facts=tuning(progress))
+                return
             done = progress.round.number + 1
             bars.update(task, total=progress.rounds, completed=done, facts=facts(progress))
             if done == progress.rounds:
@@ -82,15 +85,25 @@ class Display:
     def _lines(self, label: str) -> Listener:
         printed = [time.monotonic()]
 
-        def listen(progress: Progress) -> None:
+        def listen(progress: Progress | Tuning) -> None:
             now = time.monotonic()
-            if progress.round.number + 1 == progress.rounds:
-                self._console.print(f"{label} {finished(progress)}", soft_wrap=True)
-            elif now - printed[0] > SECONDS_BETWEEN_LINES:
+            due = now - printed[0] > SECONDS_BETWEEN_LINES
+            if isinstance(progress, Tuning):
+                text = tuning(progress)
+            elif progress.round.number + 1 < progress.rounds:
+                text = facts(progress)
+            else:
+                text, due = finished(progress), True
+            if due:
                 printed[0] = now
-                self._console.print(f"{label} {facts(progress)}", soft_wrap=True)
+                self._console.print(f"{label} {text}", soft_wrap=True)
 
         return listen
+
+
+def tuning(progress: Tuning) -> str:
+    """Clients fine-tuned so far."""
+    return f"fine-tuning {progress.done}/{progress.clients} clients"
 
 
 def facts(progress: Progress) -> str:

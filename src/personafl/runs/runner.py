@@ -41,7 +41,7 @@ from personafl.runs.store import Store
 
 START_FILE = "global.safetensors"
 
-__all__ = ["Job", "Progress", "prepare", "run_job"]
+__all__ = ["Job", "Progress", "Tuning", "prepare", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,15 @@ class Progress:
     done: int  # rounds done in this process
 
 
-Listener = Callable[[Progress], None]
+@dataclass(frozen=True)
+class Tuning:
+    """What a display is told while clients are fine-tuned."""
+
+    done: int
+    clients: int
+
+
+Listener = Callable[[Progress | Tuning], None]
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,7 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
         directory.rewind(checkpoint)
         progress = _Run(job, directory, checkpoint)
         _train(job, progress, listener)
-        _tune(job, progress)
+        _tune(job, progress, listener)
         result = make_result(directory.path, job.recipe, job.federation, _score(progress, job, True), progress.total)
         atomic_write(directory.path / START_FILE, wire.encode(_global_model(progress.simulation)))
         atomic_write(directory.path / "clients.csv", result.clients_csv().encode())
@@ -245,13 +253,14 @@ def _train(job: Job, progress: _Run, listener: Listener | None) -> None:
     progress.save(0)
 
 
-def _tune(job: Job, progress: _Run) -> None:
+def _tune(job: Job, progress: _Run, listener: Listener | None) -> None:
     """Fine-tune, chunk by chunk, everyone who has no state, and with `finetune` everyone."""
     data, simulation, tuned = job.federation.data, progress.simulation, progress.tuned
     if not job.federation.algorithm.client.tuning:
         return
     everyone = [int(client) for client in np.concatenate([data.seen, data.unseen])]
     waiting = [c for c in everyone if c not in tuned and (job.recipe.finetune or c not in simulation.store)]
+    before = len(tuned)
     with polite_stop() as stop:
         for _, chunk in simulation.groups(np.array(waiting, dtype=np.int64)):
             began = time.monotonic()
@@ -261,8 +270,10 @@ def _tune(job: Job, progress: _Run) -> None:
                 raise progress.kept(error) from error
             progress.add(None, time.monotonic() - began)
             progress.save(job.recipe.engine.checkpoint_seconds)
+            if listener is not None:
+                listener(Tuning(len(tuned), before + len(waiting)))
             if stop.requested:
-                progress.stop(f"while fine-tuning, {len(tuned)} of {len(waiting)} clients done")
+                progress.stop(f"while fine-tuning, {len(tuned)} of {before + len(waiting)} clients done")
     progress.save(0)
 
 
