@@ -218,3 +218,13 @@ def test_partial_finetuning_moves_the_personal_part_only(problem: LeastSquares) 
 def test_a_method_that_divides_the_network_needs_a_split(problem: LeastSquares, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"model\.personal"):
         problem.simulate(METHODS["fedalt"].build(TRAINING), 1)
+
+
+def test_the_personal_phase_has_its_own_amount_of_work() -> None:
+    """τ_v and τ_u: steps or epochs, each on its own."""
+    client = METHODS["fedalt"].build(TRAINING, personal_steps=7).client
+    assert client.phases["personal"] == Steps(steps=7, batch=None)
+    assert client.phases["local"] == Steps(steps=STEPS, batch=None)
+    assert METHODS["fedalt"].build(TRAINING, personal_epochs=2).client.phases["personal"].epochs == 2
+    with pytest.raises(BadInput, match="personal_steps"):
+        METHODS["fedalt"].build(TRAINING, personal_epochs=2, personal_steps=7)

@@ -17,6 +17,7 @@ Gradient clipping, if set, is per block (u and v).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec, by_block
 from personafl.core.tree import Params
+from personafl.errors import BadInput
 
 __all__ = ["PartialAveraging", "PartialClient", "fedalt", "fedsim"]
 
@@ -153,13 +155,19 @@ def fedalt(
     *,
     personal_lr: Rate | None = None,
     personal_epochs: Count | None = None,
+    personal_steps: Count | None = None,
     tune_lr: Rate | None = None,
     tune_epochs: Count = 5,
     stateful: bool = True,
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
     """Personal part first, then the shared part; model.personal says which is which."""
-    return _partial("fedalt", training, personal_lr, personal_epochs, tune_lr, tune_epochs, stateful, server)
+    if personal_epochs is not None and personal_steps is not None:
+        raise BadInput("method.personal_steps: give either personal_epochs or personal_steps, not both")
+    personal = retrained(training, lr=personal_lr, epochs=personal_epochs, steps=personal_steps)
+    tune = retrained(training, lr=tune_lr, epochs=tune_epochs)
+    client = PartialClient(shared=training, personal=personal, tune=tune, stateful=stateful)
+    return Algorithm("fedalt", client, PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful))
 
 
 def fedsim(
@@ -172,24 +180,8 @@ def fedsim(
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
     """Personal and shared part at the same time; model.personal says which is which."""
-    return _partial("fedsim", training, personal_lr, None, tune_lr, tune_epochs, stateful, server)
-
-
-def _partial(
-    name: str,
-    training: Training,
-    personal_lr: float | None,
-    personal_epochs: int | None,
-    tune_lr: float | None,
-    tune_epochs: int,
-    stateful: bool,
-    server: OptimizerSpec,
-) -> Algorithm:
-    client = PartialClient(
-        shared=training,
-        personal=retrained(training, lr=personal_lr, epochs=personal_epochs),
-        tune=retrained(training, lr=tune_lr, epochs=tune_epochs),
-        simultaneous=name == "fedsim",
-        stateful=stateful,
+    alternating = fedalt(
+        training, personal_lr=personal_lr, tune_lr=tune_lr, tune_epochs=tune_epochs, stateful=stateful, server=server
     )
-    return Algorithm(name, client, PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful))
+    client = dataclasses.replace(alternating.client, simultaneous=True)  # type: ignore[type-var]
+    return Algorithm("fedsim", client, alternating.server)

@@ -25,10 +25,12 @@ def global_and_personal(down: Model, state: Personal | Empty) -> dict[str, Param
     return {"global": down.model, **own}
 
 
-def retrained(training: Training, *, lr: float | None, epochs: int | None) -> Training:
-    """Return the training with another learning rate or number of epochs; None keeps what is there."""
+def retrained(training: Training, *, lr: float | None, epochs: int | None, steps: int | None = None) -> Training:
+    """Return the training with another learning rate or amount of work; None keeps what is there."""
     optimizer = training.optimizer if lr is None else dataclasses.replace(training.optimizer, lr=lr)
     work = training.work
     if epochs is not None:
         work = dataclasses.replace(work, epochs=epochs, steps=None)
+    if steps is not None:
+        work = dataclasses.replace(work, epochs=None, steps=steps)
     return Training(work=work, optimizer=optimizer)
