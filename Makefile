@@ -22,7 +22,7 @@ unit: install-dev
 test-slow: install-dev
 	$(BIN)/pytest -m slow
 
-# The tables of docs/results.md on FedAlt and FedSim; hours on 2 cores. DATA has the data sets.
+# The tables of docs/results.md on FedAlt and FedSim; long, CIFAR-10 wants a GPU. DATA has the data sets.
 DATA ?= ../shared/data
 evidence-fedalt: install
 	$(BIN)/personafl compare recipes/fedalt-mnist.toml --dataset $(DATA)/mnist/mnist.npz
