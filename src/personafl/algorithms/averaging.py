@@ -51,7 +51,7 @@ class Averaging:
 
     optimizer: OptimizerSpec = PLAIN_MEAN
 
-    def init(self, problem: Problem, start: Params, population: int) -> Shared:
+    def init(self, problem: Problem, start: Params, population: float) -> Shared:
         """Start at the given model."""
         return Shared(start, self.optimizer.at(torch.tensor(0.0)).init(start))
 

@@ -135,7 +135,7 @@ class PartialAveraging:
     averaging: Averaging = field(default_factory=Averaging)
     stateful: bool = True
 
-    def init(self, problem: Problem, start: Params, population: int) -> PartialState:
+    def init(self, problem: Problem, start: Params, population: float) -> PartialState:
         """Divide the start model."""
         u, v = problem.divide(start)
         return PartialState(self.averaging.init(problem, u, population), v)

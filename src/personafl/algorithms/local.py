@@ -78,7 +78,7 @@ class LocalClient:
 class NoServer:
     """Server rule that keeps and sends nothing."""
 
-    def init(self, problem: Problem, start: Params, population: int) -> Empty:
+    def init(self, problem: Problem, start: Params, population: float) -> Empty:
         """Keep nothing."""
         return Empty()
 

@@ -115,8 +115,12 @@ class ClientRule(Protocol):
 class ServerRule(Protocol):
     """The part that runs on the server."""
 
-    def init(self, problem: Problem, start: Params, population: int) -> Tree:
-        """Return the state before the first round."""
+    def init(self, problem: Problem, start: Params, population: float) -> Tree:
+        """Return the state before the first round.
+
+        `population` is the weight of everyone who may take part, all together: their number where uploads count alike,
+        their samples where uploads are weighted by those. So `uploads.weight / population` is the cohort's share.
+        """
 
     def broadcast(self, state: Any) -> Tree:
         """Return what every client of the next round receives; leaves may be wire forms (`core.wire`).
@@ -130,11 +134,15 @@ class ServerRule(Protocol):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A method: its name and its two rules, whose fields are its hyperparameters."""
+    """A method: its name and its two rules, whose fields are its hyperparameters.
+
+    `personal` is the part of the network that is personal where a recipe does not say (see `models.parts`).
+    """
 
     name: str
     client: ClientRule
     server: ServerRule
+    personal: str | None = None
 
 
 def sent_once(*fields: str) -> Callable[[type[T]], type[T]]:

@@ -174,12 +174,16 @@ class Sgd:
     clip: float | None = None
     schedule: Schedule = field(default_factory=Constant)
 
+    def rate(self, round_: Tensor) -> Tensor:
+        """Return the learning rate of one round."""
+        return self.lr * self.schedule(round_)
+
     def at(self, round_: Tensor) -> Optimizer:
         """Return the optimizer of one round."""
         parts = _front(self.clip, self.weight_decay)
         if self.momentum:
             parts.append(trace(self.momentum, self.nesterov))
-        return chain(*parts, scale(-self.lr * self.schedule(round_)))
+        return chain(*parts, scale(-self.rate(round_)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +200,10 @@ class Adaptive:
     clip: float | None = None
     schedule: Schedule = field(default_factory=Constant)
 
+    def rate(self, round_: Tensor) -> Tensor:
+        """Return the learning rate of one round."""
+        return self.lr * self.schedule(round_)
+
     def at(self, round_: Tensor) -> Optimizer:
         """Return the optimizer of one round."""
         core = {
@@ -203,7 +211,7 @@ class Adaptive:
             "yogi": lambda: scale_by_yogi(self.b1, self.b2, self.eps),
             "adagrad": lambda: scale_by_adagrad(self.b1, self.eps),
         }[self.optimizer]()
-        return chain(*_front(self.clip, self.weight_decay), core, scale(-self.lr * self.schedule(round_)))
+        return chain(*_front(self.clip, self.weight_decay), core, scale(-self.rate(round_)))
 
 
 OptimizerSpec = Sgd | Adaptive

@@ -22,7 +22,18 @@ from personafl.core.prox import from_matrix
 from personafl.core.tree import Tree
 from personafl.errors import BadInput
 
-__all__ = ["Factored", "Quantized", "Sparse", "decode", "decode_named", "dense", "encode", "size", "size_of_one"]
+__all__ = [
+    "Factored",
+    "Quantized",
+    "Sparse",
+    "decode",
+    "decode_named",
+    "dense",
+    "dense_each",
+    "encode",
+    "size",
+    "size_of_one",
+]
 
 T = TypeVar("T")
 
@@ -43,11 +54,11 @@ class Factored(NamedTuple):
         """Return the factors of a weight if they are smaller than the weight itself, else u @ v in its shape."""
         if u.numel() + v.numel() < weight.numel():
             return Factored(u, v, _shape_of(weight))
-        return from_matrix(u @ v, weight.shape)
+        return from_matrix(u @ v, weight.shape).contiguous()
 
     def dense(self) -> Tensor:
         """Return the weight."""
-        return from_matrix(self.u @ self.v, torch.Size(self.shape.tolist()))
+        return from_matrix(self.u @ self.v, torch.Size(self.shape.tolist())).contiguous()
 
     def sound(self, entries: int) -> bool:
         """Say whether the parts, which may come from anywhere, fit together."""
@@ -137,6 +148,19 @@ def _is_form(node: object) -> bool:
 def dense(message: T) -> T:
     """Return the message with every compact form restored to a plain tensor."""
     result: T = pytree.tree_map(lambda leaf: leaf.dense() if _is_form(leaf) else leaf, message, is_leaf=_is_form)
+    return result
+
+
+def dense_each(stacked: T) -> T:
+    """Return stacked messages [clients, …] with every compact form restored: one form of the stack at a time."""
+
+    def restored(leaf: Tree) -> Tensor:
+        if not _is_form(leaf):
+            return leaf  # type: ignore[no-any-return]
+        rows = range(len(leaf.shape))
+        return torch.stack([type(leaf)(*(part[row] for part in leaf)).dense() for row in rows])
+
+    result: T = pytree.tree_map(restored, stacked, is_leaf=_is_form)
     return result
 
 

@@ -130,7 +130,7 @@ def prepare(
         section.model_extra or {},
         data,
         section.buffers,
-        section.personal,
+        section.personal or algorithm.personal,
         section.adapter,
         section.adapter_size,
     )
@@ -138,7 +138,6 @@ def prepare(
     start = net.init(rng.generator(recipe.seed, "start"))
     if recipe.start is not None:
         start = warm_start(Path(recipe.start), start)
-    algorithm.server.init(problem, start, len(data.seen))  # a method that needs a split says so here
     engine = Engine.fitted(problem, recipe.engine.strategy, recipe.engine.memory_mb * 2**20, device)
     federation = Federation(
         algorithm=algorithm,
@@ -153,6 +152,7 @@ def prepare(
         dtype=dtype,
         start=start,
     )
+    algorithm.server.init(problem, start, federation.population)  # a method that needs a split says so here
     return Job(recipe, federation, objects)
 
 

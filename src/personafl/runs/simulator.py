@@ -45,6 +45,12 @@ class Federation:
     dtype: torch.dtype
     start: Params | None = None  # of the shared model; None: drawn
 
+    @property
+    def population(self) -> float:
+        """The weight of all clients that may take part."""
+        seen = self.data.seen
+        return float(self.data.train.sizes[seen].sum() if self.weights == "examples" else len(seen))
+
 
 @dataclass(frozen=True)
 class Round:
@@ -66,7 +72,7 @@ class Simulation:
         net, self._device = federation.problems[0].net, federation.data.x.device
         start = federation.start or net.init(rng.generator(federation.seed, "start"))
         rule = federation.algorithm.server
-        self.server = _plain(rule.init(federation.problems[0], self.cast(start), len(federation.data.seen)))
+        self.server = _plain(rule.init(federation.problems[0], self.cast(start), federation.population))
         if server_bytes is not None:
             self.server = tree.map(lambda leaf: leaf.to(self._device), wire.decode(server_bytes, self.server))
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
@@ -88,7 +94,8 @@ class Simulation:
             self.check(f"round {number + 1}: training", clients, (states, uploads))
             self._keep(clients, states)
             bytes_up += wire.size_of_one(uploads) * len(clients)
-            part = reduce(uploads, data.examples if fed.weights == "examples" else torch.ones_like(data.examples))
+            weights = data.examples if fed.weights == "examples" else torch.ones_like(data.examples)
+            part = reduce(wire.dense_each(uploads), weights)
             joined = part if joined is None else joined.plus(part)
         loss = float("nan")
         if joined is not None:
