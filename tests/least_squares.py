@@ -68,21 +68,30 @@ def least_squares(folder: Path) -> LeastSquares:
     generator = np.random.default_rng(5)
     x = generator.normal(size=(sum(SIZES), DIMENSION))
     y = generator.normal(size=sum(SIZES)) + np.repeat([0.0, 2.0, -1.0], SIZES)
-    bounds = np.cumsum(SIZES)[:-1]
+    start = generator.normal(size=DIMENSION)
     module = nn.Linear(DIMENSION, 1, bias=False).double()
-    start = module.weight.detach()[0].numpy().copy()
-    clients = len(SIZES)
+    module.load_state_dict({"weight": torch.from_numpy(start[None].copy())})
+    simulate = simulator(folder, x, y, SIZES, Problem(Net(module), half_square))
+    bounds = np.cumsum(SIZES)[:-1]
+    return LeastSquares(np.split(x, bounds), np.split(y, bounds), start, simulate)
+
+
+def simulator(
+    folder: Path, x: Vector, y: Vector, sizes: tuple[int, ...], problem: Problem
+) -> Callable[..., Simulation]:
+    """Return what simulates an algorithm over clients that own consecutive rows of x and y."""
+    clients = len(sizes)
     data = make_federated(
         name="least squares",
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
         classes=1,
-        train=Ragged.from_lists(np.split(np.arange(sum(SIZES)), bounds)),
+        train=Ragged.from_lists(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])),
         validation=Ragged.empty(clients),
-        test=Ragged.from_lists([[0], [1], [2]]),
+        test=Ragged.from_lists([[client] for client in range(clients)]),
         seen=np.arange(clients),
         unseen=np.zeros(0, dtype=np.int64),
-        client_names=("a", "b", "c"),
+        client_names=tuple("abcdefgh"[:clients]),
         label_names=("y",),
     )
 
@@ -90,7 +99,7 @@ def least_squares(folder: Path) -> LeastSquares:
         settings: dict[str, object] = {
             "algorithm": algorithm,
             "data": data,
-            "problems": (Problem(Net(module), half_square),),
+            "problems": (problem,),
             "problem_of": np.zeros(clients, dtype=np.int64),
             "engines": (Engine("stacked", 8),),
             "seed": 0,
@@ -105,4 +114,4 @@ def least_squares(folder: Path) -> LeastSquares:
             simulation.step(number)
         return simulation
 
-    return LeastSquares(np.split(x, bounds), np.split(y, bounds), start, simulate)
+    return simulate

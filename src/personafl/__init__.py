@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from personafl.api import Comparison, compare, resume, run
     from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
+    from personafl.runs.export import Exported, export
+    from personafl.runs.modelfile import load_model
     from personafl.runs.recipe import Recipe
     from personafl.runs.result import Result
 
@@ -18,12 +20,15 @@ __all__ = [
     "BadInput",
     "Comparison",
     "Diverged",
+    "Exported",
     "Interrupted",
     "PersonaError",
     "Recipe",
     "Result",
     "StorageFailed",
     "compare",
+    "export",
+    "load_model",
     "resume",
     "run",
 ]
@@ -35,7 +40,13 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'personafl' has no attribute {name!r}")
-    homes = {"Recipe": "personafl.runs.recipe", "Result": "personafl.runs.result"}
+    homes = {
+        "Exported": "personafl.runs.export",
+        "Recipe": "personafl.runs.recipe",
+        "Result": "personafl.runs.result",
+        "export": "personafl.runs.export",
+        "load_model": "personafl.runs.modelfile",
+    }
     errors = {"BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed"}
     home = homes.get(name, "personafl.errors" if name in errors else "personafl.api")
     return getattr(importlib.import_module(home), name)

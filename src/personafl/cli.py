@@ -186,6 +186,46 @@ def show(
         _report(path, rows, as_json, details)
 
 
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
+    clients: Annotated[
+        list[str] | None,
+        typer.Option("--client", metavar="NAME", help="Also this client's last personal model; may be repeated."),
+    ] = None,
+    all_clients: Annotated[bool, typer.Option("--all-clients", metavar="", help="Also those of all clients.")] = False,
+    out_path: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to; if not given, RUN/export.")
+    ] = None,
+    latency: Annotated[
+        bool, typer.Option("--latency", metavar="", help="Measure how fast the models are on this machine.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples at a time for --latency.")] = 20,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write the global model of a run for devices, in its most compact form; personafl.load_model(FILE) reads it."""
+    from personafl.display import Display, export_tables
+    from personafl.runs.export import export as write
+
+    if clients and all_clients:
+        raise BadInput("--client and --all-clients: give one of them")
+    with Display(err, quiet or as_json).count("models written") as listener:
+        exported = write(
+            path,
+            out_path,
+            "all" if all_clients else clients or None,
+            batch=batch if latency else None,
+            listener=listener,
+        )
+    if as_json:
+        print(json.dumps(exported.to_json(), allow_nan=False))
+        return
+    for part in export_tables(exported):
+        out.print(part)
+    out.print(f"models: {exported.path}", soft_wrap=True, markup=False)
+
+
 @app.command("recipe")
 def print_recipe(words: Words = None) -> None:
     """Print a recipe with all its keys and their values, to start your own from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,14 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from personafl.core.algorithm import Problem
+from personafl.runs.export import Exported, ExportedModel
 from personafl.runs.memory import Memory
 from personafl.runs.runner import Listener, Progress, Tuning
 
-__all__ = ["Display", "detail_tables", "model_tables", "result_tables"]
+__all__ = ["Display", "detail_tables", "export_tables", "model_tables", "result_tables"]
 
 Row = dict[str, Any]
 MODELS = ("global", "personal", "tuned", "chosen")
 SECONDS_BETWEEN_LINES = 5.0
+_TEXT = ("method", "model", "form", "tensor", "shape", "part")  # titles of columns that are no numbers
 
 
 class Display:
@@ -39,6 +41,22 @@ class Display:
         self._quiet = quiet
         self._bars: Bars | None = None
         self._width = 0
+
+    @contextmanager
+    def count(self, label: str) -> Iterator[Callable[[int, int], None]]:
+        """Show how many of many things are done; what is yielded is told (done, of how many)."""
+        live = self._console.is_terminal and not self._quiet
+        with Bars(console=self._console, transient=True, disable=not live) as bars:
+            task, printed = bars.add_task(label), time.monotonic()
+
+            def listen(done: int, total: int) -> None:
+                nonlocal printed
+                bars.update(task, completed=done, total=total)
+                if not live and not self._quiet and time.monotonic() - printed > SECONDS_BETWEEN_LINES:
+                    printed = time.monotonic()
+                    self._console.print(f"{label} {done}/{total}")
+
+            yield listen
 
     @contextmanager
     def open(self, names: Sequence[str]) -> Iterator[None]:
@@ -179,6 +197,46 @@ def model_tables(problem: Problem, memory: Memory) -> Iterator[RenderableType]:
     yield Text(f"Measured for this method: {memory.measured / 2**20:.2f} MiB at the peak of two steps")
 
 
+def export_tables(exported: Exported) -> Iterator[RenderableType]:
+    """Yield what was written: the global model and the mean of the clients' ones, dense and as exported; a legend."""
+    timed = next((model.latency for model in exported.models if model.latency is not None), None)
+    titles = ["accuracy\n%", "parameters", "kB on\ndisk", "multiply-\nadds"]
+    table = _empty_table(2, "model", "form", *titles, *(["ms"] if timed else []))
+    for shared in (True, False):
+        group = [model for model in exported.models if (model.client is None) == shared]
+        for form in ("dense", "exported") if group else ():
+            table.add_row(*_export_line(group, form, timed is not None))
+    yield table
+    yield Text("\ndense: the same model with all its weights whole", style="dim")
+    if len(exported.models) > 2:
+        yield Text("clients: means over their models", style="dim")
+    yield Text("multiply-adds: for one sample, in the network that personafl.load_model makes", style="dim")
+    if timed:
+        threads = f"{timed.threads} thread{'s' if timed.threads > 1 else ''}"
+        one = ", one client" if len(exported.models) > 2 else ""
+        yield Text(f"ms: median for a batch of {timed.batch} on this machine's CPU, {threads}{one}", style="dim")
+
+
+def _export_line(models: Sequence[ExportedModel], form: str, timed: bool) -> Iterator[str]:
+    suffix, first = "_dense" if form == "dense" else "", models[0]
+    kinds = " or ".join(name for name in MODELS if any(model.model == name for model in models))
+    whose = f"{len(models)} clients" if len(models) > 1 else f"client {first.client}"
+    known = [model.test_accuracy for model in models if model.test_accuracy is not None]
+    yield kinds if suffix else "" if first.client is None else whose
+    yield form
+    yield "" if suffix else f"{100 * statistics.mean(known):.1f}" if known else "–"
+    parameters, size, work = (
+        statistics.mean(getattr(model, f"{key}{suffix}") for model in models)
+        for key in ("parameters", "bytes", "multiply_adds")
+    )
+    yield f"{parameters:,.0f}"
+    yield _amount(size / 1e3)
+    yield f"{work:,.0f}"
+    if timed:
+        spent = first.latency
+        yield "–" if spent is None else _amount(spent.dense_ms if suffix else spent.exported_ms)
+
+
 def _groups(rows: Sequence[Row], split: str) -> Iterator[tuple[str, list[Row]]]:
     for clients in ("seen", "unseen"):
         part = [row for row in rows if row["clients"] == clients and row["split"] == split]
@@ -205,7 +263,7 @@ def _fitting(rows: Sequence[Row], width: int) -> Table:
 def _empty_table(padding: int, *titles: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding), collapse_padding=True)
     for title in titles:
-        side: Literal["left", "right"] = "left" if title in ("method", "model", "tensor", "shape", "part") else "right"
+        side: Literal["left", "right"] = "left" if title in _TEXT else "right"
         table.add_column(title, justify=side, vertical="bottom", overflow="fold")
     return table
 
@@ -256,7 +314,7 @@ def _details(rows: Sequence[Row]) -> Table:
             _percent(part, "share_hurt"),
             "–" if low == "–" else f"{low}–{high}",
             _percent(part, "hurt_mean_loss"),
-            f"{part[0]['parameters']:,}",
+            f"{_mean(part, 'parameters', 0.0):,.0f}",
         )
     return table
 

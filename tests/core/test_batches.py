@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personafl.core import rng
-from personafl.core.batches import Batches, Steps, draw
+from personafl.core.batches import Batch, Batches, Repeated, Steps, Zipped, draw
 
 laws = settings(max_examples=40, deadline=None)
 client_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -162,6 +162,42 @@ def test_each_gathers_the_rows() -> None:
         assert torch.equal(batch.y, one.rows[step])
         assert torch.equal(batch.real, one.real[step])
         assert batch.key == one.key[step]
+
+
+def phase(values: list[list[float]], real: list[list[bool]]) -> Batches:
+    """One client's batches [steps, batch] whose pool is the values in order."""
+    flat = torch.tensor(values).flatten()
+    rows = torch.arange(len(flat)).reshape(len(values), -1)
+    return Batches(flat, flat, rows, torch.tensor(real), torch.arange(len(values)))
+
+
+def test_zipped_phases_go_side_by_side() -> None:
+    """Step s has batch s of each phase, of any width; it counts if all of them have a real sample."""
+    yes, no = True, False
+    one = phase([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[yes, yes], [yes, no], [no, no]])
+    two = phase([[7.0], [8.0], [9.0]], [[yes], [no], [yes]])
+    steps = list(Zipped((one, two)).each())
+    assert [[part.x.tolist() for part in step.parts] for step in steps] == [
+        [[1.0, 2.0], [7.0]],
+        [[3.0, 4.0], [8.0]],
+        [[5.0, 6.0], [9.0]],
+    ]
+    assert [bool(step.real.any()) for step in steps] == [yes, no, no]
+    assert Zipped((one, two)).device == one.device == one.rows.device
+
+
+def test_phases_of_unequal_length_cannot_be_zipped() -> None:
+    one, two = phase([[1.0], [2.0]], [[True], [True]]), phase([[1.0]], [[True]])
+    with pytest.raises(ValueError, match="shorter"):
+        list(Zipped((one, two)).each())
+
+
+def test_repeated_is_the_same_batch_again() -> None:
+    batch = Batch(torch.ones(2), torch.ones(2), torch.tensor([True, False]), torch.tensor(5))
+    steps = list(Repeated(batch, 3).each())
+    assert len(steps) == 3
+    assert all(step is batch for step in steps)
+    assert Repeated(batch, 3).device == batch.real.device
 
 
 @pytest.mark.parametrize("given", [{}, {"epochs": 1, "steps": 1}])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core import prox, tree
-from personafl.core.batches import Batch, Batches
+from personafl.core.batches import Batch, Batches, Repeated, Together, Zipped
 from personafl.core.descend import descend
 from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
 from personafl.core.tree import Params
@@ -170,3 +170,48 @@ def test_an_objective_that_is_nan_in_an_empty_step_is_not_seen() -> None:
     data = batches([[8.0], [float("nan")]], [[True], [False]])
     got, loss = descend(unmasked, w(0.0), data, Sgd(lr=0.25).at(ROUND))
     assert (float(got["w"]), float(loss)) == (2.0, 32.0)
+
+
+def difference(params: Params, step: Together) -> Tensor:
+    """½(w − (x − x′))², x and x′ the means of two minibatches."""
+    one, two = step.parts
+    return 0.5 * (params["w"] - (one.x.mean() - two.x.mean())).square()
+
+
+def test_a_step_with_two_minibatches_by_hand() -> None:
+    """w ← w − ¼(w − (x − x′)), w₀ = 0: x − x′ = 8 gives 2; a pair with an empty half is no step; 4 gives 2.5."""
+    one, two = batches([[10.0], [1.0], [7.0]]), batches([[2.0], [1e9], [3.0]], [[True], [False], [True]])
+    got, loss = descend(difference, w(0.0), Zipped((one, two)), Sgd(lr=0.25).at(ROUND))
+    assert float(got["w"]) == pytest.approx(2.5, abs=1e-14)
+    assert float(loss) == pytest.approx((32 + 2) / 2, abs=1e-12)
+
+
+def test_zipped_minibatches_stack() -> None:
+    """Two clients, the second without its last step, end where each ends alone."""
+    pool = torch.arange(12.0, dtype=F64)
+    rows = torch.tensor([[[0], [5]], [[7], [2]]])
+    others = torch.tensor([[[3], [11]], [[1], [9]]])
+    real = torch.tensor([[[True], [True]], [[True], [False]]])
+    key = torch.zeros(2, dtype=torch.int64)
+
+    def train(rows: Tensor, others: Tensor, real: Tensor) -> tuple[Params, Tensor]:
+        both = Zipped(tuple(Batches(pool, pool, own, real, key) for own in (rows, others)))
+        return descend(difference, w(0.5), both, Sgd(lr=0.1, momentum=0.9).at(ROUND))
+
+    stacked = vmap(train)(rows, others, real)
+    alone = tree.stack([train(rows[c], others[c], real[c]) for c in range(2)])
+    for x, y in zip(tree.leaves(stacked), tree.leaves(alone), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-14)
+
+
+def test_one_minibatch_again_and_again() -> None:
+    """As the batch written out: momentum goes on from step to step; no steps, and an empty batch, do nothing."""
+    optimizer = Sgd(lr=0.5, momentum=0.5).at(ROUND)
+    (batch,) = batches([[4.0]]).each()
+    for times in (0, 1, 4):
+        got, loss = descend(objective, w(0.0), Repeated(batch, times), optimizer)
+        expected, mean = descend(objective, w(0.0), batches([[4.0]] * times), optimizer)
+        assert (float(got["w"]), float(loss)) == (float(expected["w"]), float(mean))
+    empty = batch._replace(real=torch.tensor([False]))
+    got, loss = descend(objective, w(3.0), Repeated(empty, 4), optimizer)
+    assert (float(got["w"]), float(loss)) == (3.0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,3 +199,64 @@ def test_from_matrix_undoes_as_matrix(shape: tuple[int, ...]) -> None:
     matrix = prox.as_matrix(weight)
     assert matrix.ndim == 2
     assert torch.equal(prox.from_matrix(matrix, weight.shape), weight)
+
+
+def spiked(rows: int, columns: int, spikes: list[float], noise: float, seed: int) -> Tensor:
+    """A matrix with these singular values and below them a bulk of about `noise`."""
+    rng = torch.Generator().manual_seed(seed)
+    u = torch.linalg.qr(torch.randn((rows, len(spikes)), generator=rng, dtype=F64)).Q
+    v = torch.linalg.qr(torch.randn((columns, len(spikes)), generator=rng, dtype=F64)).Q
+    bulk = noise * torch.randn((rows, columns), generator=rng, dtype=F64) / (rows**0.5 + columns**0.5)
+    return (u * torch.tensor(spikes, dtype=F64)) @ v.T + bulk
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("shape", [(300, 280), (270, 400)])
+def test_a_partial_decomposition_is_used_and_is_right(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near an earlier result no whole decomposition is made, and the prox is the same to rounding."""
+    matrix = spiked(*shape, [9.0, 5.0, 3.0, 1.5, 1.2], 0.4, 1).to(dtype)
+    near = prox.nuclear(matrix + 0.01 * spiked(*shape, [1.0], 1.0, 2).to(dtype), 1.0)[1]
+    exact = nuclear(matrix, 1.0)
+    whole = torch.linalg.svd
+
+    def small_only(a: Tensor, full_matrices: bool = True) -> Any:
+        assert min(a.shape) < 100, "the whole matrix was decomposed"
+        return whole(a, full_matrices=full_matrices)
+
+    monkeypatch.setattr(torch.linalg, "svd", small_only)
+    left, right = prox.nuclear(matrix, 1.0, near)
+    assert left.shape[1] == 5
+    torch.testing.assert_close(left @ right, exact, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("spikes", "noise"),
+    [
+        ([9.0, 5.0] + [2.0] * 40, 0.4),  # many more above the width than before
+        ([9.0, 5.0], 1.1),  # a bulk that reaches the width
+        ([9.0, 5.0, 1.0001], 0.999),  # hardly any gap
+        ([7.0], 0.1),  # fewer than before
+        ([0.5], 0.1),  # none
+    ],
+)
+@pytest.mark.parametrize("aimed", ["at the matrix", "at another"])
+def test_a_partial_decomposition_never_misses(spikes: list[float], noise: float, aimed: str) -> None:
+    """Whatever the start, the result is the exact prox: the whole decomposition steps in where it is needed."""
+    matrix = spiked(280, 260, spikes, noise, 3)
+    near = prox.nuclear(matrix, 3.0)[1] if aimed == "at the matrix" else spiked(2, 260, [1.0], 1.0, 4)
+    left, right = prox.nuclear(matrix, 1.0, near)
+    torch.testing.assert_close(left @ right, nuclear(matrix, 1.0), rtol=0, atol=1e-9)
+
+
+def test_low_rank_is_nuclear_in_the_shape_of_the_weight() -> None:
+    """Also for a stack of kernels, under vmap; vectors have no matrix form and are left alone by `shrink`."""
+    rng = torch.Generator().manual_seed(1)
+    kernels = torch.randn((3, 4, 3, 2, 5), generator=rng, dtype=F64)
+    for kernel, found in zip(kernels, torch.func.vmap(lambda k: prox.low_rank(k, 1.5))(kernels), strict=True):
+        expected = prox.from_matrix(nuclear(prox.as_matrix(kernel), 1.5), kernel.shape)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    params = {"weight": kernels[0], "bias": torch.ones(4, dtype=F64)}
+    assert torch.equal(prox.shrink("low-rank", 1.5)(params)["bias"], params["bias"])
+    torch.testing.assert_close(prox.shrink("sparse", 0.4)(params)["bias"], torch.full((4,), 0.6, dtype=F64))

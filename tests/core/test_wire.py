@@ -17,7 +17,7 @@ from torch import Tensor
 from personafl.core import tree, wire
 from personafl.core.algorithm import Empty
 from personafl.core.prox import as_matrix, nuclear
-from personafl.core.wire import Factored, Quantized, Sparse
+from personafl.core.wire import Factored, Masked, Quantized, Sparse
 from personafl.errors import BadInput
 
 DTYPES = [
@@ -51,8 +51,9 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 @st.composite
 def forms(draw: Any) -> tuple[Tensor, Any]:
-    """Return (weight, a form of it): plain, factored, sparse or quantized."""
-    kind, seed = draw(st.sampled_from(["plain", "factored", "sparse", "quantized"])), draw(seeds)
+    """Return (weight, a form of it): plain, factored, sparse, masked, the smallest of these, or quantized."""
+    kinds = ["plain", "factored", "sparse", "masked", "compact", "quantized"]
+    kind, seed = draw(st.sampled_from(kinds)), draw(seeds)
     rng = torch.Generator().manual_seed(seed)
     if kind == "plain":
         weight = filled(draw(shapes), draw(st.sampled_from(DTYPES)), seed)
@@ -66,11 +67,11 @@ def forms(draw: Any) -> tuple[Tensor, Any]:
         form = Factored.of(torch.empty(shape, dtype=torch.float64), u, v)
         return form.dense() if isinstance(form, Factored) else form, form
     shape = draw(shapes)
-    if kind == "sparse":
+    if kind in ("sparse", "masked", "compact"):
         weight = filled(shape, draw(st.sampled_from(DTYPES)), seed)
         weight = torch.where(torch.rand(shape, generator=rng) < draw(st.sampled_from([0.0, 0.3, 1.0])), weight, 0)
         weight = weight.to(weight.dtype)
-        return weight, Sparse.of(weight)
+        return weight, {"sparse": Sparse.of, "masked": Masked.of, "compact": wire.compact}[kind](weight)
     bits = draw(st.integers(1, 8))
     levels = draw(st.integers(max(1, 2 ** (bits - 1) + 1), 2**bits))
     centers = torch.randn(levels, generator=rng, dtype=draw(st.sampled_from([torch.float32, torch.float64])))
@@ -103,6 +104,35 @@ def test_size_of_one_is_the_size_of_an_entry_of_the_stack(clients: int, leaves: 
     """size_of_one(stack(ms)) = len(encode(m)) for each m."""
     one = {str(i): filled(shape, dtype, i) for i, (shape, dtype) in enumerate(leaves)}
     assert wire.size_of_one(tree.stack([one] * clients)) == len(wire.encode(one))
+
+
+@pytest.mark.parametrize(
+    ("entries", "form"), [(0, Sparse), (31, Sparse), (33, Masked), (960, Masked), (993, Tensor), (1024, Tensor)]
+)
+def test_the_smallest_form_is_chosen(entries: int, form: type) -> None:
+    """1024 single-precision entries: places take 8 bytes each, a mask 128 and 4 each, the weight itself 4096."""
+    weight = torch.zeros(32, 32)
+    weight.view(-1)[torch.randperm(1024, generator=torch.Generator().manual_seed(entries))[:entries]] = 1.5
+    assert isinstance(wire.compact(weight), form)
+    sizes = {len(wire.encode({"w": found})) for found in (Sparse.of(weight), Masked.of(weight), weight)}
+    header = 300  # of the longest
+    assert len(wire.encode({"w": wire.compact(weight)})) <= min(sizes) + header
+
+
+@laws
+@given(st.integers(1, 40), st.integers(0, 40), seeds)
+def test_kept_entries_stack_and_restore(size: int, count: int, seed: int) -> None:
+    """`kept` keeps what is at the places, 0 elsewhere, in any order, also under vmap; `dense_each` restores a stack."""
+    count = min(count, size)
+    rng = torch.Generator().manual_seed(seed)
+    weights = torch.randn((3, size), generator=rng)
+    places = torch.stack([torch.randperm(size, generator=rng)[:count] for _ in range(3)])
+    stacked = torch.func.vmap(wire.kept)(weights, places)
+    expected = torch.zeros(3, size).scatter(1, places, weights.gather(1, places))
+    assert torch.equal(wire.dense_each({"w": stacked})["w"], expected)
+    one = wire.kept(weights[0], places[0])
+    assert wire.size_of_one({"w": stacked}) == len(wire.encode({"w": one}))
+    assert torch.equal(wire.dense({"w": one})["w"], expected[0])
 
 
 def test_size_of_one_with_stacked_forms() -> None:
@@ -281,6 +311,10 @@ SHAPE = torch.tensor([2, 3], dtype=torch.int32)
         Sparse(torch.tensor([-1], dtype=torch.int32), torch.ones(1), SHAPE),  # would wrap
         Sparse(torch.tensor([0, 1], dtype=torch.int32), torch.ones(1), SHAPE),  # would broadcast
         Sparse(torch.tensor([0.0]), torch.ones(1), SHAPE),
+        Masked(torch.tensor([0b11000000], dtype=torch.uint8), torch.ones(1), SHAPE),  # two entries, one value
+        Masked(torch.tensor([0b00000011], dtype=torch.uint8), torch.ones(2), SHAPE),  # beyond the last entry
+        Masked(torch.zeros(2, dtype=torch.uint8), torch.ones(0), SHAPE),
+        Masked(torch.zeros(1), torch.ones(0), SHAPE),
         Factored(torch.ones(2, 1), torch.ones(2, 3), SHAPE),
         Factored(torch.ones(3, 1), torch.ones(1, 3), SHAPE),
         Factored(torch.ones(2), torch.ones(3), SHAPE),

@@ -26,6 +26,8 @@ def chosen(name: str, personal: str | list[str]) -> list[str]:
     [
         ("mlp", "input", ["1.weight", "1.bias"]),
         ("mlp", "output", ["3.weight", "3.bias"]),
+        ("mlp", "body", ["1.weight", "1.bias"]),
+        ("mlp", ["body", "3.bias"], ["1.weight", "1.bias", "3.bias"]),
         ("mlp", "*.bias", ["1.bias", "3.bias"]),
         ("mlp", r"re:[1]\..*", ["1.weight", "1.bias"]),
         ("mlp", ["input", "3.bias"], ["1.weight", "1.bias", "3.bias"]),
@@ -38,6 +40,7 @@ def chosen(name: str, personal: str | list[str]) -> list[str]:
         ("speech", "output", ["blocks.1.hidden_out.weight", "blocks.1.hidden_out.bias"]),
         ("additive", "personal", ["personal.weight", "personal.bias", "personal.mixture"]),
         ("additive", "output", ["personal.weight", "personal.bias", "personal.mixture"]),
+        ("additive", "body", ["body.1.weight", "body.1.bias", "shared.weight", "shared.bias"]),
         ("additive", "personal*", ["personal.weight", "personal.bias", "personal.mixture"]),
         ("additive", "input", ["body.1.weight", "body.1.bias"]),
         ("split_input", "personal", ["personal.weight", "personal.bias"]),
@@ -55,6 +58,18 @@ def test_a_transformers_input_and_output_are_whole_blocks() -> None:
         names = chosen("transformer", part)
         assert len(names) == 12
         assert all(name.startswith(block) for name in names)
+
+
+def test_body_and_output_are_all_there_is_and_have_nothing_in_common() -> None:
+    """Also what is beside the layers, adapters, and outputs that a module declares."""
+    for name in CASES.keys() - {"linear"}:
+        body, output = chosen(name, "body"), chosen(name, "output")
+        assert not set(body) & set(output)
+        data, options = CASES[name]
+        assert set(body) | set(output) == set(make_net(name, options, data).shapes)
+    net, split = make_net_and_split(Own(), {}, FEATURES, personal="body")
+    assert split is not None
+    assert {name for name in net.shapes if not split.is_personal(name)} == {"last.weight", "last.bias"}
 
 
 def test_norms() -> None:
@@ -125,16 +140,18 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "mlp",
             "ouput",
-            r"'ouput' matches no parameter of this model; parts: adapter, input, norms, output; param.*1\.w",
+            r"'ouput' matches no parameter of this model; parts: adapter, body, input, norms, output; param.*1\.w",
         ),
-        ("mlp", "norms", "'norms' matches no parameter"),
+        ("mlp", "norms", r"'norms' matches no parameter of this model \(it has no normalisation layers"),
+        ("linear", "body", r"'body' matches no parameter of this model \(it is all output\)"),
+        ("mlp", ["body", "output"], "'body' and 'output' makes every parameter personal"),
         ("mlp", "re:(", r"'re:\(' is no regular expression"),
         ("mlp", ["input", "nothing.*"], r"'nothing\.\*' matches no parameter"),
         ("mlp", [], "names no part; parts: adapter"),
         ("mlp", "*", r"'\*' makes every parameter personal; parts: "),
         ("mlp", ["input", "output"], "'input' and 'output' makes every parameter personal"),
         ("linear", "output", "makes every parameter personal"),
-        ("additive", "persnal", "parts: adapter, input, norms, output, personal; "),
+        ("additive", "persnal", "parts: adapter, body, input, norms, output, personal; "),
         ("resnet18", "head", r"stem\.weight, .*, …, .*output\.bias \(\d+ in all\)"),
     ],
 )

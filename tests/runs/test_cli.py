@@ -228,7 +228,8 @@ def test_details_show_intervals_and_weighted_means() -> None:
 
 
 def progress(number: int, rounds: int, loss: float = 0.5, accuracy: float | None = 0.75) -> Progress:
-    return Progress(Round(number, loss, 20, 100, 100), rounds, accuracy, seconds=2.0 * (number + 1), done=number + 1)
+    round_ = Round(number, loss, 20, 100, 100, {})
+    return Progress(round_, rounds, accuracy, seconds=2.0 * (number + 1), done=number + 1)
 
 
 def test_progress_shows_round_loss_accuracy_speed_and_what_is_left() -> None:

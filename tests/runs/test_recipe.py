@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from personafl import BadInput, Recipe
 from personafl.algorithms import METHODS
+from personafl.algorithms.uplink import CompressedClient, LowRank, TopEntries, Whole, compressed
 from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Exponential, Linear
@@ -63,6 +64,7 @@ FULL = {
     "training": {"optimizer": "adam", "lr": 1e-3, "steps": 4, "batch": "all", "schedule": {"kind": "step", "every": 2}},
     "federation": {"cohort": 5, "sampling": "bernoulli", "weights": "uniform"},
     "method": {"name": "ditto", "pull": 0.5, "server": {"optimizer": "yogi", "lr": 0.1}},
+    "uplink": {"form": "low-rank", "rank": 2, "error_feedback": False},
     "evaluation": {"every": 2},
     "engine": {"device": "cpu", "dtype": "float64", "threads": 2},
     "compare": {"methods": ("fedavg", "ditto"), "seeds": (1, 2), "options": {"ditto": {"pull": 2.0}}},
@@ -141,6 +143,64 @@ def test_options_of_a_method_in_a_comparison() -> None:
     assert recipe.for_method("ditto", 4).method.model_extra == {"pull": 5.0, "tune_epochs": 9}
     assert recipe.for_method("ditto", 4).seed == 4
     assert recipe.for_method("fedavg", 0).method.model_extra == {}
+
+
+def test_an_uplink_wraps_the_client_of_the_method_and_nothing_else() -> None:
+    plain = Recipe.parse({"method": {"name": "ditto"}})
+    assert plain.uplink == Whole()
+    small = Recipe.parse({"method": {"name": "ditto"}, "uplink": {"form": "sparse"}})
+    client = compressed(small.algorithm(), small.uplink).client
+    assert isinstance(client, CompressedClient)
+    assert client.rule == plain.algorithm().client
+    assert client.codec == TopEntries(keep=0.1, error_feedback=True)
+    assert compressed(small.algorithm(), small.uplink).server == plain.algorithm().server
+    assert Recipe.parse({"uplink": {"form": "low-rank"}}).uplink == LowRank(rank=4, error_feedback=True)
+
+
+@pytest.mark.parametrize(
+    ("uplink", "message"),
+    [
+        ({"form": "low-rank", "keep": 0.1}, r"^uplink\.keep: unknown key; valid: error_feedback, form, rank$"),
+        ({"form": "sparse", "rank": 4}, r"^uplink\.rank: unknown key; valid: error_feedback, form, keep$"),
+        ({"form": "dense", "error_feedback": False}, r"^uplink\.error_feedback: unknown key; valid: form$"),
+        ({"keep": 0.1}, r"^uplink: 'form' is missing; valid: dense, low-rank, sparse$"),
+        ({"form": "sparce"}, r"^uplink\.form: no 'sparce'; did you mean 'sparse'\?$"),
+        ({"form": "sparse", "keep": 0}, r"^uplink\.keep: input should be greater than 0 \(given: 0\)$"),
+        ({"form": "sparse", "keep": 10}, r"^uplink\.keep: input should be less than or equal to 1 \(given: 10\)$"),
+        ({"form": "low-rank", "rank": 0}, r"^uplink\.rank: input should be greater than or equal to 1 \(given: 0\)$"),
+        ("sparse", r"^uplink: is a section, not a value \(given: 'sparse'\); write uplink\.form=…$"),
+    ],
+)
+def test_uplinks_that_cannot_be(uplink: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Recipe.parse({"uplink": uplink})
+
+
+def test_uplinks_of_variants() -> None:
+    """A variant's keys go before the recipe's; where it has another form, the recipe's are not its own."""
+    variants = {
+        "less": {"method": {"name": "ditto"}, "uplink": {"keep": 0.02}},
+        "factors": {"uplink": {"form": "low-rank", "rank": 2}, "method": {"name": "ditto"}},
+        "whole": {"uplink": {"form": "dense"}, "method": {"name": "ditto"}},
+    }
+    sparse = {"form": "sparse", "keep": 0.2, "error_feedback": False}
+    recipe = Recipe.parse({"uplink": sparse, "compare": {"methods": ["ditto", *variants], "variants": variants}})
+    found = {name: recipe.narrowed(None, None).for_method(name, 0).uplink for name in recipe.compare.methods}
+    assert found == {
+        "ditto": TopEntries(keep=0.2, error_feedback=False),
+        "less": TopEntries(keep=0.02, error_feedback=False),
+        "factors": LowRank(rank=2),
+        "whole": Whole(),
+    }
+
+
+def test_pretraining_sends_whole_weights() -> None:
+    """It is done once for all variants of a comparison, whatever their uplinks."""
+    recipe = Recipe.parse({"pretrain": {"rounds": 2}, "uplink": {"form": "sparse"}})
+    first = recipe.for_pretraining()
+    assert first is not None
+    assert first.uplink == Whole()
+    assert recipe.started(Path("run")).uplink == TopEntries()
 
 
 @pytest.mark.parametrize("name", METHODS)

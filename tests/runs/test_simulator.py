@@ -296,7 +296,7 @@ def test_divergence_in_fine_tuning(tmp_path: Path) -> None:
 ROW = {
     *("method", "seed", "model", "clients", "split", "accuracy", "accuracy_weighted", "accuracy_std", "worst_decile"),
     *("share_hurt", "share_hurt_low", "share_hurt_high", "hurt_mean_loss", "loss", "quantiles", "count"),
-    *("bytes_up", "bytes_down", "parameters", "seconds"),
+    *("bytes_up", "bytes_down", "bytes_stored", "parameters", "seconds"),
 }
 
 
@@ -307,7 +307,7 @@ def test_rows(tmp_path: Path, method: str) -> None:
     assert all(row.keys() == ROW for row in result.rows)
     named = [(row["model"], row["clients"], row["split"]) for row in result.rows]
     assert len(set(named)) == len(named)
-    shared_only = {"fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"}
+    shared_only = {"fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "scaffold"}
     expected = {"global"} if method in shared_only else {"global", "personal", "chosen"}
     assert {model for model, _, _ in named} == ({"personal"} if method == "local" else expected)
     assert {clients for _, clients, _ in named} == {"seen", "unseen"}

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from personafl.algorithms.apfl import apfl
 from personafl.algorithms.ditto import ditto
 from personafl.algorithms.fedalt import fedalt, fedsim
 from personafl.algorithms.fedavg import fedavg
+from personafl.algorithms.fedbn import fedbn
+from personafl.algorithms.feddyn import feddyn
 from personafl.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from personafl.algorithms.fedper import fedper
 from personafl.algorithms.fedprox import fedprox
+from personafl.algorithms.fedrep import fedrep
+from personafl.algorithms.fedslr import fedslr
+from personafl.algorithms.fedspa import fedspa
 from personafl.algorithms.finetune import finetune
+from personafl.algorithms.lgfedavg import lgfedavg
 from personafl.algorithms.local import local
+from personafl.algorithms.perfedavg import perfedavg
+from personafl.algorithms.pfedme import pfedme
+from personafl.algorithms.scaffold import scaffold
 from personafl.algorithms.training import Training
 from personafl.core.algorithm import Algorithm
 from personafl.options import describe
@@ -44,9 +55,20 @@ METHODS: dict[str, Method] = {
     "fedadam": Method(fedadam, "Reddi et al., ICLR 2021"),
     "fedyogi": Method(fedyogi, "Reddi et al., ICLR 2021"),
     "fedadagrad": Method(fedadagrad, "Reddi et al., ICLR 2021"),
+    "feddyn": Method(feddyn, "Acar et al., ICLR 2021"),
+    "scaffold": Method(scaffold, "Karimireddy et al., ICML 2020"),
     "local": Method(local, "baseline"),
     "finetune": Method(finetune, "Pillutla et al., ICML 2022 (baseline)"),
     "ditto": Method(ditto, "Li et al., ICML 2021"),
+    "pfedme": Method(pfedme, "Dinh et al., NeurIPS 2020"),
+    "perfedavg": Method(perfedavg, "Fallah et al., NeurIPS 2020"),
+    "fedslr": Method(fedslr, "Huang et al., TMLR 2023"),
     "fedalt": Method(fedalt, "Pillutla et al., ICML 2022"),
     "fedsim": Method(fedsim, "Pillutla et al., ICML 2022"),
+    "fedper": Method(fedper, "Arivazhagan et al., 2019"),
+    "fedrep": Method(fedrep, "Collins et al., ICML 2021"),
+    "lgfedavg": Method(lgfedavg, "Liang et al., 2020"),
+    "fedbn": Method(fedbn, "Li et al., ICLR 2021"),
+    "apfl": Method(apfl, "Deng et al., 2020"),
+    "fedspa": Method(fedspa, "Huang et al., 2022"),
 }

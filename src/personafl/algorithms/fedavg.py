@@ -21,6 +21,7 @@ from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Batch, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
+from personafl.core.prox import shrink
 from personafl.core.terms import pull
 from personafl.core.tree import Params
 
@@ -29,10 +30,15 @@ __all__ = ["FedAvgClient", "fedavg"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgClient:
-    """Client rule: train the shared model on one's own data, held to it by `proximal` (FedProx's μ; 0 = FedAvg)."""
+    """Client rule: train the shared model on one's own data.
+
+    `proximal` holds it to the received one (FedProx's μ; 0 = FedAvg); a `rank_penalty` λ is applied in every step, by
+    the nuclear prox (FedSLR's alternative LPGD).
+    """
 
     training: Training = field(default_factory=Training)
     proximal: float = 0.0
+    rank_penalty: float = 0.0
 
     @property
     def phases(self) -> Mapping[str, Steps]:
@@ -55,8 +61,9 @@ class FedAvgClient:
             loss = problem.mean_loss(w, batch)
             return loss + pull(w, down.model, self.proximal) if self.proximal else loss
 
-        optimizer = self.training.optimizer.at(data.round)
-        w, loss = descend(objective, down.model, data.phases["local"], optimizer)
+        optimizer = self.training.optimizer
+        prox = shrink("low-rank", self.rank_penalty * optimizer.rate(data.round)) if self.rank_penalty else None
+        w, loss = descend(objective, down.model, data.phases["local"], optimizer.at(data.round), prox)
         return state, Change(tree.sub(w, down.model), loss)
 
     def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Empty:

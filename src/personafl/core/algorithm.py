@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from personafl.core import tree
+from personafl.core import tree, wire
 from personafl.core.batches import Batch, Data, Steps
 from personafl.core.losses import correct
 from personafl.core.net import Net
@@ -33,6 +33,7 @@ __all__ = [
     "ServerRule",
     "for_returning",
     "mean_loss",
+    "packed",
     "reduce",
     "sent_once",
 ]
@@ -77,7 +78,7 @@ class Problem:
         if self.split is None:
             raise BadInput(
                 "model.personal: this method divides the network; say which part is personal: "
-                "input, output, adapter, norms, or a pattern of parameter names"
+                "input, output, body, adapter, norms, or a pattern of parameter names"
             )
         return self.split.divide(params)
 
@@ -143,6 +144,18 @@ class Algorithm:
     client: ClientRule
     server: ServerRule
     personal: str | None = None
+
+
+def packed(rule: ClientRule, problem: Problem, message: Any, state: Any) -> dict[str, tuple[Tree, ...]]:
+    """Return a client's models as a device stores them: parts with leaves in wire forms, whose sum is the model.
+
+    `message` is the broadcast with its compact forms. A rule that knows a more compact form than the dense models has
+    a method `packed(problem, message, state)` of its own.
+    """
+    own = getattr(rule, "packed", None)
+    if own is not None:
+        return own(problem, message, state)  # type: ignore[no-any-return]
+    return {name: (params,) for name, params in rule.models(problem, wire.dense(message), state).items()}
 
 
 def sent_once(*fields: str) -> Callable[[type[T]], type[T]]:

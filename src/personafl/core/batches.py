@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from personafl.core import rng
 
-__all__ = ["Batch", "Batches", "Data", "Steps", "draw"]
+__all__ = ["Batch", "Batches", "Data", "Repeated", "Step", "Steps", "Stream", "Together", "Zipped", "draw"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,28 @@ class Batch(NamedTuple):
     key: Tensor
 
 
+class Step(Protocol):
+    """What one step of training looks at; it is taken if any entry of `real` holds."""
+
+    @property
+    def real(self) -> Tensor:
+        """Which samples count."""
+
+
+S_co = TypeVar("S_co", bound=Step, covariant=True)
+
+
+class Stream(Protocol[S_co]):
+    """What training goes through, step by step."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data is, also if there is no step."""
+
+    def each(self) -> Iterator[S_co]:
+        """Yield the steps in order."""
+
+
 class Batches(NamedTuple):
     """Minibatches of one client for one phase; stacked clients have one more leading axis in all but the pool."""
 
@@ -53,11 +75,62 @@ class Batches(NamedTuple):
     real: Tensor  # [steps, batch]
     key: Tensor  # [steps]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the data is."""
+        return self.rows.device
+
     def each(self) -> Iterator[Batch]:
         """Yield the minibatches in order; the pool's rows are gathered when a step needs them, never before."""
         for step in range(self.rows.shape[0]):
             rows = self.rows[step]
             yield Batch(self.pool_x[rows], self.pool_y[rows], self.real[step], self.key[step])
+
+
+class Together(NamedTuple):
+    """Several minibatches that one step uses."""
+
+    parts: tuple[Batch, ...]
+
+    @property
+    def real(self) -> Tensor:
+        """Whether every one of them has a real sample, []."""
+        return torch.stack([batch.real.any() for batch in self.parts]).all()
+
+
+@dataclass(frozen=True)
+class Zipped:
+    """Phases of equally many steps gone through side by side: a step has one minibatch of each."""
+
+    phases: tuple[Batches, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data is."""
+        return self.phases[0].device
+
+    def each(self) -> Iterator[Together]:
+        """Yield the minibatches of each step."""
+        for parts in zip(*(phase.each() for phase in self.phases), strict=True):
+            yield Together(parts)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One minibatch for several steps."""
+
+    batch: Batch
+    times: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data is."""
+        return self.batch.real.device
+
+    def each(self) -> Iterator[Batch]:
+        """Yield the minibatch again and again."""
+        for _ in range(self.times):
+            yield self.batch
 
 
 class Data(NamedTuple):

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
 from personafl.core import tree
-from personafl.core.batches import Batch, Batches
+from personafl.core.batches import Step, Stream
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
 from personafl.core.tree import Params
 
 __all__ = ["Objective", "descend"]
 
-Objective = Callable[[Params, Batch], Tensor]
+S = TypeVar("S", bound=Step)
+Objective = Callable[[Params, S], Tensor]
 
 
 def descend(
-    objective: Objective,
+    objective: Objective[S],
     start: Params,
-    batches: Batches,
+    batches: Stream[S],
     optimizer: Optimizer,
     prox: Prox | None = None,
 ) -> tuple[Params, Tensor]:
@@ -30,10 +32,12 @@ def descend(
 
     Returns the last x and the mean of the objective over the steps taken. A minibatch without real samples, which is
     how a client with less data than its neighbours is padded, leaves x and the optimizer's state as they are.
+
+    A step may also look at several minibatches (`Zipped`) or many steps at one (`Repeated`).
     """
     params, state = start, optimizer.init(start)
-    total = torch.zeros((), device=batches.rows.device)
-    taken = torch.zeros((), device=batches.rows.device)
+    total = torch.zeros((), device=batches.device)
+    taken = torch.zeros((), device=batches.device)
     for batch in batches.each():
         gradient, value = grad_and_value(objective)(params, batch)
         step, stepped = optimizer.update(gradient, state, params)

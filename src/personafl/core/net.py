@@ -69,6 +69,10 @@ class Net:
         output: Tensor = functional_call(self._module, params | extra, (x,))
         return output
 
+    def module(self) -> nn.Module:
+        """Return a copy of the network as a module; its weights are nobody's."""
+        return copy.deepcopy(self._module)
+
     @property
     def parameters(self) -> int:
         """Number of parameters."""

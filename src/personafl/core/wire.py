@@ -24,15 +24,22 @@ from personafl.errors import BadInput
 
 __all__ = [
     "Factored",
+    "Masked",
     "Quantized",
     "Sparse",
+    "compact",
     "decode",
     "decode_named",
     "dense",
     "dense_each",
     "encode",
+    "is_form",
+    "kept",
+    "parameters",
+    "ranks",
     "size",
     "size_of_one",
+    "smallest",
 ]
 
 T = TypeVar("T")
@@ -95,6 +102,47 @@ class Sparse(NamedTuple):
         return bool(((self.places >= 0) & (self.places < entries)).all())
 
 
+class Masked(NamedTuple):
+    """A weight with some non-zero entries: a bit for each entry says whether it is one of them."""
+
+    mask: Tensor  # [bytes] uint8, the first entry is the highest bit
+    values: Tensor  # [nonzeros]
+    shape: Tensor
+
+    @staticmethod
+    def of(weight: Tensor) -> Masked:
+        """Keep the non-zero entries."""
+        flat = weight.reshape(-1)
+        return Masked(_packed(flat != 0), flat[flat != 0], _shape_of(weight))
+
+    def _bits(self) -> Tensor:
+        return ((self.mask[:, None] >> _shifts(self.mask)) & 1).reshape(-1).bool()
+
+    def dense(self) -> Tensor:
+        """Return the weight."""
+        shape = self.shape.tolist()
+        flat = self.values.new_zeros(math.prod(shape))
+        flat[self._bits()[: len(flat)]] = self.values
+        return flat.reshape(shape)
+
+    def sound(self, entries: int) -> bool:
+        """Say whether the parts, which may come from anywhere, fit together."""
+        if self.mask.dtype != torch.uint8 or self.mask.ndim != 1 or self.values.ndim != 1:
+            return False
+        whole = self.mask.numel() == math.ceil(entries / 8)
+        return whole and int(self._bits()[:entries].sum()) == len(self.values)
+
+
+def _shifts(like: Tensor) -> Tensor:
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=like.device)
+
+
+def _packed(bits: Tensor) -> Tensor:
+    """Return bits [entries] in bytes."""
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % 8))
+    return (padded.reshape(-1, 8) << _shifts(bits)).sum(-1).to(torch.uint8)
+
+
 class Quantized(NamedTuple):
     """A weight whose entries take one of m values: ⌈log₂ m⌉ bits an entry, packed, and the m centers."""
 
@@ -134,20 +182,59 @@ class Quantized(NamedTuple):
         return whole and bool((self.unpacked() < len(self.centers)).all())
 
 
-_FORMS: dict[str, type[Factored] | type[Sparse] | type[Quantized]] = {
+_FORMS: dict[str, type[Factored] | type[Sparse] | type[Masked] | type[Quantized]] = {
     "factored": Factored,
     "sparse": Sparse,
+    "masked": Masked,
     "quantized": Quantized,
 }
 
 
-def _is_form(node: object) -> bool:
-    return isinstance(node, Factored | Sparse | Quantized)
+def is_form(node: object) -> bool:
+    """Say whether a node of a message is a weight in a compact form."""
+    return isinstance(node, Factored | Sparse | Masked | Quantized)
+
+
+def compact(weight: Tensor) -> Tensor | Sparse | Masked:
+    """Return the non-zero entries of a weight in the form that takes least room, or the weight itself."""
+    form = smallest(weight, int(weight.count_nonzero()))
+    if form is Sparse:
+        return Sparse.of(weight)
+    return Masked.of(weight) if form is Masked else weight
+
+
+def kept(weight: Tensor, places: Tensor) -> Tensor | Sparse | Masked:
+    """Return the entries at places [k] of the flattened weight, all different, in the form that takes least room.
+
+    Only k decides which form that is and how large, so clients with one k can be stacked.
+    """
+    places = places.sort().values
+    flat, shape = weight.reshape(-1), _shape_of(weight)
+    form = smallest(weight, len(places))
+    if form is Sparse:
+        return Sparse(places.to(torch.int32), flat[places], shape)
+    bits = torch.zeros_like(flat, dtype=torch.bool).scatter(0, places, torch.ones_like(places, dtype=torch.bool))
+    return (
+        Masked(_packed(bits), flat[places], shape)
+        if form is Masked
+        else torch.where(bits, flat, 0).reshape(weight.shape)
+    )
+
+
+def smallest(weight: Tensor, entries: int) -> type[Tensor] | type[Sparse] | type[Masked]:
+    """Return which form takes least room for so many non-zero entries of a weight."""
+    each = weight.element_size()
+    room = {
+        Tensor: weight.numel() * each,
+        Sparse: entries * (each + 4),
+        Masked: entries * each + math.ceil(weight.numel() / 8),
+    }
+    return min(room, key=lambda form: room[form])
 
 
 def dense(message: T) -> T:
     """Return the message with every compact form restored to a plain tensor."""
-    result: T = pytree.tree_map(lambda leaf: leaf.dense() if _is_form(leaf) else leaf, message, is_leaf=_is_form)
+    result: T = pytree.tree_map(lambda leaf: leaf.dense() if is_form(leaf) else leaf, message, is_leaf=is_form)
     return result
 
 
@@ -155,21 +242,40 @@ def dense_each(stacked: T) -> T:
     """Return stacked messages [clients, …] with every compact form restored: one form of the stack at a time."""
 
     def restored(leaf: Tree) -> Tensor:
-        if not _is_form(leaf):
+        if not is_form(leaf):
             return leaf  # type: ignore[no-any-return]
         rows = range(len(leaf.shape))
         return torch.stack([type(leaf)(*(part[row] for part in leaf)).dense() for row in rows])
 
-    result: T = pytree.tree_map(restored, stacked, is_leaf=_is_form)
+    result: T = pytree.tree_map(restored, stacked, is_leaf=is_form)
     return result
+
+
+def parameters(message: Tree) -> int:
+    """Return how many numbers a model in compact forms has: of factors their entries, of a sparse weight its values."""
+
+    def count(leaf: Tree) -> int:
+        if isinstance(leaf, Factored):
+            return leaf.u.numel() + leaf.v.numel()
+        if isinstance(leaf, Sparse | Masked):
+            return leaf.values.numel()
+        return math.prod(leaf.shape.tolist()) if isinstance(leaf, Quantized) else leaf.numel()
+
+    return sum(map(count, pytree.tree_leaves(message, is_leaf=is_form)))
+
+
+def ranks(message: Tree) -> dict[str, int]:
+    """Return the rank of every weight that travels as factors, by its path."""
+    entries = pytree.tree_leaves_with_path(message, is_leaf=is_form)
+    return {tree.path_name(path): leaf.u.shape[1] for path, leaf in entries if isinstance(leaf, Factored)}
 
 
 def _named(message: Tree) -> dict[str, Tensor]:
     """{name: tensor}; a compact form's parts are named `path#form.part`, so the bytes describe themselves."""
     named: dict[str, Tensor] = {}
-    for path, leaf in pytree.tree_leaves_with_path(message, is_leaf=_is_form):
+    for path, leaf in pytree.tree_leaves_with_path(message, is_leaf=is_form):
         name = tree.path_name(path)
-        if _is_form(leaf):
+        if is_form(leaf):
             form = type(leaf).__name__.lower()
             named |= {f"{name}#{form}.{part}": value for part, value in leaf._asdict().items()}
         else:

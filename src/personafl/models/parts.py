@@ -1,6 +1,7 @@
 """Parts of a network by name: what a recipe's `personal = "output"` means for a given module.
 
 - `input`, `output`: the first and the last layer with parameters, in the order in which the module registers them;
+- `body`: everything but the output;
 - `norms`: all normalisation layers;
 - `adapter`: all adapters, and the norms too where adapters have sites, in transformers (FedAlt/FedSim);
 - anything else: a glob (`head.*`) or a regular expression (`re:…`) for parameter names.
@@ -23,7 +24,12 @@ from personafl.models.adapters import Site, is_adapter
 __all__ = ["needs_adapter", "personal_split"]
 
 _NORM = re.compile(r"Norm(\dd)?$")  # of a class: GroupNorm, BatchNorm2d, RMSNorm, and the user's own
-_PARTS = ("adapter", "input", "norms", "output")
+_PARTS = ("adapter", "body", "input", "norms", "output")
+_MISSING = {
+    "norms": "it has no normalisation layers with parameters",
+    "adapter": "it has no adapters",
+    "body": "it is all output",
+}
 
 
 def personal_split(module: nn.Module, personal: str | Sequence[str]) -> Split:
@@ -39,7 +45,10 @@ def personal_split(module: nn.Module, personal: str | Sequence[str]) -> Split:
     for part in wanted:
         found = _patterns(module, part)
         if not found or not all(any(Split((p,)).is_personal(name) for name in names) for p in found):
-            raise BadInput(f"model.personal: {part!r} matches no parameter of this model; {_choices(module, names)}")
+            why = f" ({_MISSING[part]})" if part in _MISSING.keys() - _declared(module) else ""
+            raise BadInput(
+                f"model.personal: {part!r} matches no parameter of this model{why}; {_choices(module, names)}"
+            )
         patterns += [pattern for pattern in found if pattern not in patterns]
     split = Split(tuple(patterns))
     if all(map(split.is_personal, names)):
@@ -60,6 +69,9 @@ def _patterns(module: nn.Module, part: str) -> tuple[str, ...]:
         return tuple(declared[part])
     if part not in _PARTS:
         return (part,)
+    if part == "body":
+        output = Split(_patterns(module, "output"))
+        return tuple(glob.escape(name) for name in _trainable(module) if not output.is_personal(name))
     layers = _layers(module)
     norms = [names for layer, names in layers if _NORM.search(type(layer).__name__)]
     chosen = {

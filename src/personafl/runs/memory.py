@@ -58,7 +58,7 @@ def training_memory(job: Job) -> Memory:
     backprop = _backprop(problem, start, next(next(iter(data.phases.values())).each()))
     u, v = problem.divide(start) if problem.split is not None else (start, {})
     whole = _size(start)
-    down = fed.algorithm.server.broadcast(fed.algorithm.server.init(problem, start, len(fed.data.seen)))
+    down = fed.algorithm.server.broadcast(fed.algorithm.server.init(problem, start, fed.population))
     state = fed.algorithm.client.init(problem, down, rng.generator(fed.seed, "memory"))
     measured = _peak(lambda: fed.algorithm.client.update(problem, for_returning(down), state, data))
     return Memory(

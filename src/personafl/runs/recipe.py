@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from personafl.algorithms import METHODS
 from personafl.algorithms.training import Training
+from personafl.algorithms.uplink import LowRank, TopEntries, Whole
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import Steps
 from personafl.core.net import Buffers
@@ -43,7 +44,7 @@ class ModelSection(Section):
 
     name: str = "auto"  # a name (see `personafl models`), "package.module:Name", or auto
     buffers: Buffers = "refused"  # what to do with running statistics: refused, shared or dropped
-    personal: str | tuple[str, ...] | None = None  # input, output, adapter, norms, or patterns of parameter names
+    personal: str | tuple[str, ...] | None = None  # a part (input, output, …) or patterns; None: as the method has it
     adapter: AdapterKind | None = None  # residual, bottleneck or lora; None: none, or what fits if personal = "adapter"
     adapter_size: Positive = 16  # width of a bottleneck, rank of lora
 
@@ -204,6 +205,7 @@ class Recipe(Section):
     training: TrainingSection = TrainingSection()
     federation: FederationSection = FederationSection()
     method: MethodSection = MethodSection()
+    uplink: Annotated[Whole | TopEntries | LowRank, Field(discriminator="form")] = Whole()  # of the main stage
     pretrain: PretrainSection = PretrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     engine: EngineSection = EngineSection()
@@ -257,7 +259,10 @@ class Recipe(Section):
         return Recipe.parse(_merged(base, variant) | named, f"compare.variants.{label}" if variant else "")
 
     def for_pretraining(self) -> Recipe | None:
-        """Return the recipe of stage (a), or None: the same data and network, without personal parts."""
+        """Return the recipe of stage (a), or None: the same data and network, without personal parts.
+
+        Its uploads are dense: a comparison does it once, for variants with whatever uplink.
+        """
         if not self.pretrain.rounds:
             return None
         own = {"personal": None, "adapter": None}
@@ -267,6 +272,7 @@ class Recipe(Section):
                 "method": self.pretrain.method,
                 "training": self.pretrain.training or self.training,
                 "model": self.model.model_copy(update=own),
+                "uplink": Whole(),
                 "pretrain": PretrainSection(),
                 "finetune": False,
             }
@@ -363,11 +369,12 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with changes put in, section by section."""
+    """Return nested values with changes put in, section by section; one of another kind or form is put in whole."""
     result = dict(base)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(base.get(key), dict)
-        result[key] = _merged(base[key], value) if both else value
+        alike = both and all(value.get(name, base[key].get(name)) == base[key].get(name) for name in ("kind", "form"))
+        result[key] = _merged(base[key], value) if alike else value
     return result
 
 

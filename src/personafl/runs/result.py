@@ -22,6 +22,7 @@ from personafl.runs.recipe import Recipe
 from personafl.runs.rundir import Checkpoint
 from personafl.runs.scoring import SHARES, Scored
 from personafl.runs.simulator import Federation
+from personafl.runs.sizes import Size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,18 +83,22 @@ class Result:
 
 
 def make_result(
-    path: Path, recipe: Recipe, federation: Federation, scored: Mapping[str, Scored], totals: Checkpoint
+    path: Path,
+    recipe: Recipe,
+    federation: Federation,
+    scored: Mapping[str, Scored],
+    totals: Checkpoint,
+    sizes: Mapping[str, Mapping[str, Size]],
 ) -> Result:
     """Summarise the final scores of each group of clients."""
     groups = {clients: _with_choice(part, recipe.evaluation.caution) for clients, part in scored.items()}
-    problem = federation.problems[0]
-    sizes = {"global": problem.net.parameters}
     rows = []
     for clients, scores_of in groups.items():
         for (model, split), scores in sorted(scores_of.items()):
             summary = summarize(scores.accuracy, scores.loss, scores.samples)
             if not summary.clients:
                 continue
+            size = sizes[clients]["personal" if model == "chosen" else model]  # a blend takes as much room
             shared = scores_of.get(("global", split))
             worse = hurt(scores.accuracy, shared.accuracy, scores.samples) if shared and model != "global" else None
             rows.append(
@@ -116,7 +121,8 @@ def make_result(
                     "count": summary.clients,
                     "bytes_up": totals.bytes_up,
                     "bytes_down": totals.bytes_down,
-                    "parameters": sizes.get(model, problem.personal_net.parameters),
+                    "parameters": size.parameters,
+                    "bytes_stored": size.bytes,
                     "seconds": totals.seconds,
                 }
             )

@@ -20,6 +20,7 @@ from torch import nn
 
 import personafl.data.build as data_build
 from personafl import __version__
+from personafl.algorithms.uplink import compressed
 from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.losses import TASKS
@@ -37,6 +38,7 @@ from personafl.runs.result import Result, make_result
 from personafl.runs.rundir import Checkpoint, RunDirectory, resume_command
 from personafl.runs.scoring import Scored, score, tune
 from personafl.runs.simulator import Federation, Round, Simulation
+from personafl.runs.sizes import measure
 from personafl.runs.store import Store
 
 START_FILE = "global.safetensors"
@@ -114,7 +116,7 @@ def prepare(
 ) -> Job:
     """Check a recipe against its data and build what the run needs; objects given here replace the recipe's."""
     objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
-    algorithm = algorithm or recipe.algorithm()  # first: it is quick to fail
+    algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)  # first: it is quick to fail
     device = _device(recipe.engine.device)
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
     if recipe.engine.threads is not None:
@@ -125,15 +127,20 @@ def prepare(
     data = dataclasses.replace(data, x=x, y=data.y.to(device))
     name = default_model(data) if recipe.model.name == "auto" else recipe.model.name
     section, task = recipe.model, TASKS[data.task]
-    net, split = make_net_and_split(
-        model or name,
-        section.model_extra or {},
-        data,
-        section.buffers,
-        section.personal or algorithm.personal,
-        section.adapter,
-        section.adapter_size,
-    )
+    try:
+        net, split = make_net_and_split(
+            model or name,
+            section.model_extra or {},
+            data,
+            section.buffers,
+            section.personal or algorithm.personal,
+            section.adapter,
+            section.adapter_size,
+        )
+    except BadInput as error:
+        if section.personal is None and str(error).startswith("model.personal:"):
+            raise BadInput(f"{error} ({algorithm.personal!r} is the default of {algorithm.name})") from error
+        raise
     problem = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct)
     start = net.init(rng.generator(recipe.seed, "start"))
     if recipe.start is not None:
@@ -196,7 +203,10 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
         progress = _Run(job, directory, checkpoint)
         _train(job, progress, listener)
         _tune(job, progress, listener)
-        result = make_result(directory.path, job.recipe, job.federation, _score(progress, job, True), progress.total)
+        scored = _score(progress, job, True)
+        members = {"seen": job.federation.data.seen, "unseen": job.federation.data.unseen}
+        sizes = {name: measure(progress.simulation, progress.tuned, members[name]) for name in scored}
+        result = make_result(directory.path, job.recipe, job.federation, scored, progress.total, sizes)
         atomic_write(directory.path / START_FILE, wire.encode(_global_model(progress.simulation)))
         atomic_write(directory.path / "clients.csv", result.clients_csv().encode())
         write_json(directory.path / "result.json", result.to_json())
@@ -254,12 +264,12 @@ def _train(job: Job, progress: _Run, listener: Listener | None) -> None:
 
 
 def _tune(job: Job, progress: _Run, listener: Listener | None) -> None:
-    """Fine-tune, chunk by chunk, everyone who has no state, and with `finetune` everyone."""
+    """Fine-tune, chunk by chunk, everyone who has no model of its own yet, and with `finetune` everyone."""
     data, simulation, tuned = job.federation.data, progress.simulation, progress.tuned
     if not job.federation.algorithm.client.tuning:
         return
     everyone = [int(client) for client in np.concatenate([data.seen, data.unseen])]
-    waiting = [c for c in everyone if c not in tuned and (job.recipe.finetune or c not in simulation.store)]
+    waiting = [c for c in everyone if c not in tuned and (job.recipe.finetune or not simulation.has_model(c))]
     before = len(tuned)
     with polite_stop() as stop:
         for _, chunk in simulation.groups(np.array(waiting, dtype=np.int64)):

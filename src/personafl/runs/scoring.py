@@ -23,7 +23,7 @@ from personafl.runs.engine import gather
 from personafl.runs.simulator import Simulation, bound
 from personafl.runs.store import Store
 
-__all__ = ["SHARES", "Scored", "score", "tune"]
+__all__ = ["SHARES", "Scored", "score", "tune", "tuned_states"]
 
 Clients = NDArray[np.int64]
 T = TypeVar("T", Scores, Gains)
@@ -56,15 +56,15 @@ def score(
 ) -> Scored:
     """Score what clients can use now: "global", "personal" (the state), "tuned" (fine-tuned from the state).
 
-    A client without a state is a newcomer: once it is in `tuned`, that is its personal model. With `blends`, mixtures
-    of the global and the last personal model (tuned, if any) are scored too, as "blend 0.25" and so on.
+    A client without a model in its state is as a newcomer: once it is in `tuned`, that is its personal model. With
+    `blends`, mixtures of the global and the last personal model (tuned, if any) are scored too, as "blend 0.25" etc.
     """
     fed, rule = simulation.federation, simulation.federation.algorithm.client
     down = simulation.down()
     shared = rule.models(fed.problems[0], down, simulation.shape(0, down)).get("global")
     scores: dict[tuple[str, str], list[tuple[Clients, Scores]]] = {}
     gains: dict[str, list[tuple[Clients, Gains]]] = {}
-    twice = tuned is not None and any(c in simulation.store and c in tuned for c in map(int, clients))
+    twice = tuned is not None and any(simulation.has_model(c) and c in tuned for c in map(int, clients))
     for which, members in simulation.groups(clients):
         problem = fed.problems[which]
         for group in _alike(simulation, tuned, members):
@@ -90,8 +90,8 @@ def score(
 
 
 def _alike(simulation: Simulation, tuned: Store | None, clients: Clients) -> Iterator[Clients]:
-    """Divide clients into those who have a state or not, and are fine-tuned or not."""
-    kinds = np.array([2 * (c in simulation.store) + (tuned is not None and c in tuned) for c in map(int, clients)])
+    """Divide clients into those who have a model in their state or not, and are fine-tuned or not."""
+    kinds = np.array([2 * simulation.has_model(c) + (tuned is not None and c in tuned) for c in map(int, clients)])
     for kind in np.unique(kinds):
         yield clients[kinds == kind]
 
@@ -101,16 +101,12 @@ def _models(
 ) -> Iterator[tuple[str, Params]]:
     """Yield the stacked personal models of clients that are alike."""
     problem, first = simulation.federation.problems[which], int(group[0])
-    known = first in simulation.store
+    known = simulation.has_model(first)
     ready = tuned is not None and first in tuned
     if known or not ready:
         yield from _personal(simulation, problem, down, simulation.states(which, down, group), "personal")
     if ready and tuned is not None:
-        shape = _tuned_shape(simulation, which, down)
-        entries = [tuned.get(int(client)) for client in group]
-        device = simulation.federation.data.x.device
-        stacked = {path: torch.stack([entry[path] for entry in entries]).to(device) for path in entries[0]}
-        states = tree.unflatten(shape, stacked)
+        states = tuned_states(simulation, tuned, which, down, group)
         yield from _personal(simulation, problem, down, states, "tuned" if known else "personal")
 
 
@@ -119,9 +115,17 @@ def _personal(
 ) -> Iterator[tuple[str, Params]]:
     """Yield the personal models of stacked states, if they have any."""
     rule = simulation.federation.algorithm.client
-    if tree.leaves(states):
+    if tree.leaves(states) and "personal" in rule.models(problem, down, tree.take(states, 0)):
         own: Params = vmap(lambda state: rule.models(problem, down, state)["personal"])(states)
         yield name, own
+
+
+def tuned_states(simulation: Simulation, tuned: Store, which: int, down: Tree, clients: Clients) -> Tree:
+    """Return the stacked states of clients after fine-tuning."""
+    entries = [tuned.get(int(client)) for client in clients]
+    device = simulation.federation.data.x.device
+    stacked = {path: torch.stack([entry[path] for entry in entries]).to(device) for path in entries[0]}
+    return tree.unflatten(_tuned_shape(simulation, which, down), stacked)
 
 
 def _tuned_shape(simulation: Simulation, which: int, down: Tree) -> Tree:

@@ -54,13 +54,17 @@ class Federation:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round did: mean training loss over its clients, how many they were, bytes down and up."""
+    """What a round did: mean training loss over its clients, how many they were, bytes down and up.
+
+    `ranks` are those of the weights that were sent as factors.
+    """
 
     number: int
     loss: float
     clients: int
     bytes_down: int
     bytes_up: int
+    ranks: dict[str, int]
 
 
 class Simulation:
@@ -76,12 +80,13 @@ class Simulation:
         if server_bytes is not None:
             self.server = tree.map(lambda leaf: leaf.to(self._device), wire.decode(server_bytes, self.server))
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
+        self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
 
     def step(self, number: int) -> Round:
         """Run one round."""
         fed, rule = self.federation, self.federation.algorithm.client
         cohort = draw_cohort(fed.data.seen, fed.cohort, fed.sampling, fed.seed, number)
-        message = fed.algorithm.server.broadcast(self.server)
+        message = self.broadcast()
         first, down = wire.dense(message), wire.dense(for_returning(message))
         newcomers = sum(int(client) not in self.store for client in cohort)
         joined: Reduced | None = None
@@ -104,11 +109,15 @@ class Simulation:
             loss = float(joined.mean().loss)
         again = wire.size(for_returning(message))
         bytes_down = again * len(cohort) + (wire.size(message) - again) * newcomers
-        return Round(number, loss, len(cohort), bytes_down, bytes_up)
+        return Round(number, loss, len(cohort), bytes_down, bytes_up, wire.ranks(message))
+
+    def broadcast(self) -> Tree:
+        """Return what a newcomer is sent now, in compact forms."""
+        return self.federation.algorithm.server.broadcast(self.server)
 
     def down(self) -> Tree:
         """Return what a newcomer receives now."""
-        return wire.dense(self.federation.algorithm.server.broadcast(self.server))
+        return wire.dense(self.broadcast())
 
     def groups(self, clients: Clients) -> Iterator[tuple[int, Clients]]:
         """Cut clients into chunks that solve one problem and fit memory."""
@@ -140,6 +149,17 @@ class Simulation:
             problem = self.federation.problems[which]
             self._shapes[which] = self.federation.algorithm.client.init(problem, down, rng.generator("shape"))
         return self._shapes[which]
+
+    def has_model(self, client: int) -> bool:
+        """Say whether a client has a personal model in its state; a state may be only a dual, or what is late."""
+        if client not in self.store:
+            return False
+        fed, which = self.federation, int(self.federation.problem_of[client])
+        if which not in self._with_model:
+            down = self.down()
+            models = fed.algorithm.client.models(fed.problems[which], down, self.shape(which, down))
+            self._with_model[which] = "personal" in models
+        return self._with_model[which]
 
     def _keep(self, clients: Clients, states: Tree) -> None:
         flat = {path: leaf.cpu() for path, leaf in tree.flatten(states).items()}

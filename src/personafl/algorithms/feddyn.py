@@ -1,0 +1,118 @@
+"""FedDyn: local objectives whose optima agree with the global one.
+
+D. A. E. Acar et al., *Federated Learning Based on Dynamic Regularization*, ICLR 2021, Algorithm 1.
+
+    client i:  w_i ≈ argmin_w f_i(w) − ⟨γ_i, w⟩ + (α/2)‖w − w_t‖²,   by τ steps of SGD from w_t
+               γ_i ← γ_i − α(w_i − w_t)                 at an exact minimum γ_i = ∇f_i(w_i); γ_i starts at 0
+    server:    γ̄ ← γ̄ − (α/M) Σ_{i∈S}(w_i − w_t)          the mean of all M duals, taking part or not
+               w_{t+1} = mean_S(w_i) − γ̄/α
+
+Where all agree, Σ γ_i = 0 is the optimality condition of the global problem, whatever the clients' differences. The
+server keeps one mean, not a dual per client. FedSLR's first phase is this with α = 1/η_g (`fedslr`).
+
+With uploads weighted by samples, 1/M becomes n_i/n: the mean stays that of the duals, weighted as the objective is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.averaging import Change, Model
+from personafl.algorithms.training import Rate, Training
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Problem, Reduced
+from personafl.core.batches import Batch, Data, Steps
+from personafl.core.descend import descend
+from personafl.core.terms import pull
+from personafl.core.tree import Params
+
+__all__ = ["Dual", "DynamicClient", "DynamicServer", "feddyn"]
+
+
+class Dual(NamedTuple):
+    """State of a client: γ_i, its gradient at the last local solution. It never leaves the device."""
+
+    dual: Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicClient:
+    """Client rule: solve the local problem with its dual and a pull (α) towards w_t."""
+
+    training: Training = field(default_factory=Training)
+    pull: float = 0.1
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """One pass of local training."""
+        return {"local": self.training.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """No personal model."""
+        return {}
+
+    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Dual:
+        """γ_i = 0."""
+        return Dual(tree.zeros_like(down.model))
+
+    def update(self, problem: Problem, down: Model, state: Dual, data: Data) -> tuple[Dual, Change]:
+        """Return γ_i and w_i − w_t."""
+
+        def objective(w: Params, batch: Batch) -> Tensor:
+            # ⟨γ, w − w_t⟩ differs from ⟨γ, w⟩ by a constant: the reported loss stays near f_i.
+            linear = tree.dot(state.dual, tree.sub(w, down.model))
+            return problem.mean_loss(w, batch) - linear + pull(w, down.model, self.pull)
+
+        w, loss = descend(objective, down.model, data.phases["local"], self.training.optimizer.at(data.round))
+        change = tree.sub(w, down.model)
+        return Dual(tree.sub(state.dual, tree.scale(change, self.pull))), Change(change, loss)
+
+    def personalize(self, problem: Problem, down: Model, state: Dual, data: Data) -> Dual:
+        """Nothing to personalize."""
+        return state
+
+    def models(self, problem: Problem, down: Model, state: Dual) -> dict[str, Params]:
+        """Everyone uses the shared model."""
+        return {"global": down.model}
+
+
+class Dynamic(NamedTuple):
+    """State of the server: w_t, the mean γ̄ of all duals, and the weight of all clients."""
+
+    model: Params
+    dual: Params
+    population: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicServer:
+    """Server rule: the cohort's mean, corrected by the mean of all duals."""
+
+    pull: float = 0.1
+
+    def init(self, problem: Problem, start: Params, population: float) -> Dynamic:
+        """Start at the given model with γ̄ = 0."""
+        return Dynamic(start, tree.zeros_like(start), torch.tensor(population, dtype=torch.float64))
+
+    def broadcast(self, state: Dynamic) -> Model:
+        """Send the shared model."""
+        return Model(state.model)
+
+    def update(self, state: Dynamic, uploads: Reduced, round_: int) -> Dynamic:
+        """Move γ̄ by the cohort's share of the population, then w to mean_S(w_i) − γ̄/α."""
+        change = uploads.mean().change
+        share = uploads.weight / state.population.to(uploads.weight.device)
+        dual = tree.sub(state.dual, tree.scale(change, self.pull * share))
+        model = tree.sub(tree.add(state.model, change), tree.scale(dual, 1 / self.pull))
+        return Dynamic(model, dual, state.population)
+
+
+def feddyn(training: Training, *, pull: Rate = 0.1) -> Algorithm:
+    """One shared model; local objectives are corrected so that their optima agree."""
+    return Algorithm("feddyn", DynamicClient(training=training, pull=pull), DynamicServer(pull=pull))

@@ -1,0 +1,113 @@
+"""pFedMe: personal models by Moreau envelopes of the clients' losses.
+
+C. T. Dinh et al., *Personalized Federated Learning with Moreau Envelopes*, NeurIPS 2020, Algorithm 1. The shared model
+minimises the mean of the envelopes F_i(w) = min_θ f_i(θ) + (λ/2)‖θ − w‖², whose gradient is λ(w − θ̂_i(w)).
+
+    client i:  w_i = θ = w_t;   for each minibatch B:
+                   θ ← K steps of SGD on f_i(θ; B) + (λ/2)‖θ − w_i‖²,  from the last θ
+                   w_i ← w_i − ηλ(w_i − θ)
+    server:    w_{t+1} = (1 − β)w_t + β · mean_S(w_i)
+
+The personal model is the last θ. The K steps are taken by the training's optimizer, made anew for each minibatch: its
+rate is the paper's personal learning rate, and must be below 2/λ for the steps not to diverge. Newcomers, and clients
+that fine-tune, do the same from w_T and send nothing.
+
+The defaults λ = 15, K = 5 and η = 0.005 are the paper's, for many hundred rounds: η is the learning rate of w, so that
+a short run needs a larger one (with ηλ = 1 w_i moves to θ). The reported loss is that of the K steps, with the
+penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from personafl.algorithms.averaging import Averaging, Change, Model
+from personafl.algorithms.personal import Personal, global_and_personal, retrained
+from personafl.algorithms.training import Count, Rate, Training
+from personafl.core import terms, tree
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.batches import Batch, Batches, Data, Repeated, Steps
+from personafl.core.descend import Objective, descend
+from personafl.core.optim import Sgd
+from personafl.core.tree import Params
+
+__all__ = ["MoreauClient", "pfedme"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreauClient:
+    """Client rule: gradient steps on the envelope, each from `inner_steps` on the penalised loss."""
+
+    training: Training = field(default_factory=Training)
+    tune: Steps = field(default_factory=lambda: Steps(epochs=5))  # of the same, without sending
+    pull: float = 15.0  # λ
+    inner_steps: int = 5  # K
+    outer_lr: float = 0.005  # η
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """One pass of local training."""
+        return {"local": self.training.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """The same for one's own sake."""
+        return {"tune": self.tune}
+
+    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Personal:
+        """θ_i = w_t."""
+        return Personal(down.model)
+
+    def update(self, problem: Problem, down: Model, state: Personal, data: Data) -> tuple[Personal, Change]:
+        """Return the last θ and w_i − w_t."""
+        w, theta, loss = self._train(problem, down.model, data.phases["local"], data.round)
+        return Personal(theta), Change(tree.sub(w, down.model), loss)
+
+    def personalize(self, problem: Problem, down: Model, state: Personal, data: Data) -> Personal:
+        """Return the last θ of a longer pass."""
+        return Personal(self._train(problem, down.model, data.phases["tune"], data.round)[1])
+
+    def models(self, problem: Problem, down: Model, state: Personal) -> dict[str, Params]:
+        """Return w and θ_i."""
+        return global_and_personal(down, state)
+
+    def _train(
+        self, problem: Problem, start: Params, batches: Batches, round_: Tensor
+    ) -> tuple[Params, Params, Tensor]:
+        """Return w_i, θ and the mean loss."""
+        optimizer = self.training.optimizer.at(round_)
+        w, theta = start, start
+        total = torch.zeros((), device=batches.device)
+        for batch in batches.each():
+            theta, loss = descend(self._penalised(problem, w), theta, Repeated(batch, self.inner_steps), optimizer)
+            moved = tree.sub(w, tree.scale(tree.sub(w, theta), self.outer_lr * self.pull))
+            w = tree.where(batch.real.any(), moved, w)  # without real samples `descend` kept θ, and the loss is 0
+            total = total + loss
+        return w, theta, total / batches.real.any(-1).sum().clamp(min=1)
+
+    def _penalised(self, problem: Problem, w: Params) -> Objective[Batch]:
+        return lambda theta, batch: problem.mean_loss(theta, batch) + terms.pull(theta, w, self.pull)
+
+
+def pfedme(
+    training: Training,
+    *,
+    pull: Rate = 15.0,
+    inner_steps: Count = 5,
+    outer_lr: Rate = 0.005,
+    mixing: Rate = 1.0,
+    tune_epochs: Count = 5,
+) -> Algorithm:
+    """A shared model of Moreau envelopes, and a personal model per client near it."""
+    client = MoreauClient(
+        training=training,
+        tune=retrained(training, lr=None, epochs=tune_epochs).work,
+        pull=pull,
+        inner_steps=inner_steps,
+        outer_lr=outer_lr,
+    )
+    return Algorithm("pfedme", client, Averaging(optimizer=Sgd(lr=mixing)))

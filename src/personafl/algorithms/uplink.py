@@ -1,0 +1,222 @@
+"""Compressed uploads with error feedback, for any method: what a message leaves out is added to the next one.
+
+F. Seide et al., *1-Bit Stochastic Gradient Descent*, Interspeech 2014; S. U. Stich et al., *Sparsified SGD with
+Memory*, NeurIPS 2018; S. P. Karimireddy et al., *Error Feedback Fixes SignSGD*, ICML 2019; T. Vogels et al.,
+*PowerSGD*, NeurIPS 2019 (low rank). FedSLR's paper leaves its dense uplink to such a technique (footnote 2). For every
+weight of an upload,
+
+    client i:  a = up_i + e_i,   sent = C(a),   e_i ← a − sent;   e_i starts at 0
+    server:    as if `sent` were up_i
+
+so over any rounds Σ sent + e_i = Σ up_i: nothing is lost, only late. C keeps either
+
+    sparse:    the k = ⌈keep·entries⌉ entries of greatest magnitude (to half the precision), and where they are
+    low-rank:  the best approximation of rank r of the weight's matrix form (`prox.as_matrix`), as two factors
+
+C depends on the shape alone, so all uploads of a weight have one size. A weight whose compact form would not be smaller
+in bytes, names and shapes of the parts included, is sent whole and has no e_i; so are single numbers, such as the loss,
+and what the method itself sends in a compact form. Without error feedback, e_i = 0 throughout.
+
+FedAvg with one full-batch step and everyone taking part: w̃ = w + Σ p_i e_i moves by exactly the uncompressed step
+−η Σ p_i ∇f_i(w), and e_i is of the order of η. So w comes as near to the optimum as is in proportion to η; all the way
+if all ∇f_i vanish there. Without error feedback w may stall anywhere, whatever η: entries on which clients disagree,
+and which cancel in the mean, can crowd out the others for ever.
+
+What a method keeps on the device is made of its uncompressed upload. Deviation from PowerSGD: u has the left singular
+vectors themselves (v = uᵀa), not what one power step per round from the last ones makes of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from annotated_types import Gt, Le
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from personafl.algorithms.training import Count
+from personafl.core import tree, wire
+from personafl.core.algorithm import Algorithm, ClientRule, Problem, for_returning
+from personafl.core.batches import Batches, Data, Steps
+from personafl.core.prox import as_matrix, from_matrix
+from personafl.core.schedule import FORBID_UNKNOWN
+from personafl.core.tree import Params, Tree
+
+__all__ = ["Codec", "CompressedClient", "Compression", "LowRank", "TopEntries", "Whole", "compressed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Send every weight whole."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
+    form: Literal["dense"] = "dense"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopEntries:
+    """Send the entries of greatest magnitude of every weight, a share `keep` of them."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
+    form: Literal["sparse"] = "sparse"
+    keep: Annotated[float, Gt(0), Le(1)] = 0.1
+    error_feedback: bool = True
+
+    def divide(self, weight: Tensor) -> tuple[wire.Sparse | wire.Masked | Tensor, Tensor]:
+        """Return C(weight) and what is left of the weight."""
+        flat = weight.reshape(-1)
+        count = max(1, math.ceil(self.keep * len(flat) - 1e-9))  # 0.1 · 30 is a little more than 3
+        # Ranked to half the precision, ties by place: entries that are equal but for rounding (as Adam's first steps
+        # are) would else be chosen by how kernels round, and stacked clients would differ from single ones.
+        magnitude = flat.abs().to(_COARSER.get(flat.dtype, flat.dtype))
+        places = magnitude.sort(descending=True, stable=True).indices[:count]
+        return wire.kept(weight, places), flat.scatter(0, places, 0.0).reshape(weight.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """Send the best approximation of rank `rank` of every weight."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
+    form: Literal["low-rank"] = "low-rank"
+    rank: Count = 4
+    error_feedback: bool = True
+
+    def divide(self, weight: Tensor) -> tuple[wire.Factored, Tensor]:
+        """Return C(weight) and what is left of the weight."""
+        matrix = as_matrix(weight)
+        sound = torch.isfinite(matrix).all()  # else there are no singular vectors, and the caller should see the NaN
+        u, _, _ = torch.linalg.svd(torch.where(sound, matrix, 0.0), full_matrices=False)
+        u = torch.where((matrix != 0).any(dim=1, keepdim=True), u[:, : self.rank], 0.0)
+        v = u.T @ matrix  # so that, with the line before, rows and columns of zeros stay that to the bit
+        shape = torch.tensor(weight.shape, dtype=torch.int32)
+        return wire.Factored(u, v, shape), weight - from_matrix(u @ v, weight.shape)
+
+
+Compression = TopEntries | LowRank
+Codec = Whole | Compression
+
+
+_COARSER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+
+
+class WithError(NamedTuple):
+    """State of a client: the method's own, and e_i by its path in the upload. Both stay on the device."""
+
+    state: Tree
+    error: Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedClient:
+    """Client rule: another one's, with its uploads compressed."""
+
+    rule: ClientRule
+    codec: Compression
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """As the method."""
+        return self.rule.phases
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """As the method."""
+        return self.rule.tuning
+
+    @property
+    def uploads_of_state(self) -> tuple[str, ...]:
+        """As the method."""
+        return tuple(getattr(self.rule, "uploads_of_state", ()))
+
+    def init(self, problem: Problem, down: Any, generator: torch.Generator) -> WithError:
+        """The method's state, and e_i = 0."""
+        own = self.rule.init(problem, down, generator)
+        error: Params = {}
+        if self.codec.error_feedback:
+            upload = _untrained_upload(self.rule, problem, down, own)
+            entries = pytree.tree_leaves_with_path(upload, is_leaf=wire.is_form)
+            error = {tree.path_name(path): torch.zeros_like(leaf) for path, leaf in entries if _pays(self.codec, leaf)}
+        return WithError(own, error)
+
+    def update(self, problem: Problem, down: Any, state: WithError, data: Data) -> tuple[WithError, Tree]:
+        """Send C(up_i + e_i) in place of up_i."""
+        own, upload = self.rule.update(problem, down, state.state, data)
+        left: Params = {}
+
+        def send(path: Any, leaf: Tree) -> Tree:
+            if not _pays(self.codec, leaf):
+                return leaf
+            name = tree.path_name(path)
+            sent, rest = self.codec.divide(leaf + state.error[name] if self.codec.error_feedback else leaf)
+            left[name] = rest
+            return sent
+
+        sent = pytree.tree_map_with_path(send, upload, is_leaf=wire.is_form)
+        return WithError(own, left if self.codec.error_feedback else {}), sent
+
+    def personalize(self, problem: Problem, down: Any, state: WithError, data: Data) -> Tree:
+        """As the method, whose own state it returns: nothing is sent any more."""
+        return self.rule.personalize(problem, down, state.state, data)
+
+    def models(self, problem: Problem, down: Any, state: Tree) -> dict[str, Params]:
+        """As the method, from a state between rounds or after fine-tuning."""
+        return self.rule.models(problem, down, _own(state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedPackingClient(CompressedClient):
+    """The same for a rule that knows a compact form of its models."""
+
+    def packed(self, problem: Problem, down: Any, state: Tree) -> dict[str, tuple[Tree, ...]]:
+        """As the method."""
+        rule: Any = self.rule
+        models: dict[str, tuple[Tree, ...]] = rule.packed(problem, down, _own(state))
+        return models
+
+
+def compressed(algorithm: Algorithm, codec: Codec) -> Algorithm:
+    """Return the method with compressed uploads; its server does not notice."""
+    if isinstance(codec, Whole):
+        return algorithm
+    kind = CompressedPackingClient if hasattr(algorithm.client, "packed") else CompressedClient
+    return dataclasses.replace(algorithm, client=kind(rule=algorithm.client, codec=codec))
+
+
+def _own(state: Tree) -> Tree:
+    return state.state if isinstance(state, WithError) else state
+
+
+def _pays(codec: Compression, leaf: Tree) -> bool:
+    """Say whether a leaf of an upload is to be compressed: by its shape and type alone."""
+    if wire.is_form(leaf) or not leaf.is_floating_point() or leaf.numel() < 2:
+        return False
+    return _is_smaller(codec, leaf.shape, leaf.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_smaller(codec: Compression, shape: torch.Size, dtype: torch.dtype) -> bool:
+    weight = torch.empty(shape, dtype=dtype, device="meta")  # no data: only the sizes of the parts are asked for
+    return wire.size({"weight": codec.divide(weight)[0]}) < wire.size({"weight": weight})
+
+
+def _untrained_upload(rule: ClientRule, problem: Problem, down: Any, state: Tree) -> Tree:
+    """Return what a client sends that has trained no steps, for its structure."""
+    like = next((leaf for leaf in tree.leaves(down) if leaf.is_floating_point()), torch.zeros(()))
+    device = like.device
+    state = tree.map(lambda leaf: leaf.to(like) if leaf.is_floating_point() else leaf.to(device), state)
+    none = Batches(
+        torch.zeros(0, device=device),
+        torch.zeros(0, device=device),
+        torch.zeros((0, 1), dtype=torch.int64, device=device),
+        torch.zeros((0, 1), dtype=torch.bool, device=device),
+        torch.zeros(0, dtype=torch.int64, device=device),
+    )
+    data = Data(dict.fromkeys(rule.phases, none), torch.ones((), device=device), torch.zeros((), device=device))
+    return rule.update(problem, for_returning(down), state, data)[1]

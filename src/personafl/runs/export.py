@@ -1,0 +1,336 @@
+"""The models of a finished run as files for devices: see `modelfile` for what is in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+import personafl.data.build as data_build
+from personafl.core import wire
+from personafl.core.algorithm import Algorithm
+from personafl.core.net import Net
+from personafl.core.split import listed
+from personafl.data.federated import FederatedData
+from personafl.errors import BadInput, did_you_mean
+from personafl.models import default_model
+from personafl.models.cost import latency, multiply_adds
+from personafl.runs.files import atomic_write, read_json, storage
+from personafl.runs.modelfile import Network, Part, assembled, card_of, compacted, low_rank, pack
+from personafl.runs.recipe import Recipe, read_toml
+from personafl.runs.result import Result
+from personafl.runs.rundir import RunDirectory, resume_command
+from personafl.runs.runner import Job, prepare
+from personafl.runs.simulator import Simulation
+from personafl.runs.sizes import packed_models
+from personafl.runs.store import Store
+
+__all__ = ["Exported", "ExportedModel", "Latency", "export"]
+
+Listener = Callable[[int, int], None]  # models written, of how many
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Median milliseconds for a batch on this machine's CPU, with dense weights and as exported."""
+
+    dense_ms: float
+    exported_ms: float
+    batch: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A model that was written: numbers stored, bytes of the file, and multiply-adds for a sample.
+
+    The dense ones are those of the same model with dense weights: its file, with the same description, and its network.
+    """
+
+    model: Literal["global", "personal", "tuned"]
+    client: str | None
+    file: Path
+    parameters: int
+    parameters_dense: int
+    bytes: int
+    bytes_dense: int
+    multiply_adds: int
+    multiply_adds_dense: int
+    test_accuracy: float | None
+    latency: Latency | None = None  # of the global model, and of the first client's
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote, and where."""
+
+    run: Path
+    path: Path
+    method: str
+    models: tuple[ExportedModel, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `personafl export --json` prints it."""
+        models = [{**dataclasses.asdict(model), "file": str(model.file)} for model in self.models]
+        return {"run": str(self.run), "out": str(self.path), "method": self.method, "models": models}
+
+
+def export(
+    run: str | Path,
+    out: str | Path | None = None,
+    clients: Sequence[str] | Literal["all"] | None = None,
+    *,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    batch: int | None = None,
+    listener: Listener | None = None,
+) -> Exported:
+    """Write the global model of a finished run, and the last personal model of some or "all" clients, as files.
+
+    They are `global.safetensors` and `client-NAME.safetensors` in `out`, or in the run's directory under export/;
+    `personafl.load_model` makes networks of them. A run that was begun with objects needs the same ones again. With a
+    `batch`, the time that the networks take for so many samples is measured too.
+    """
+    run = Path(run)
+    out = run / "export" if out is None else Path(out)
+    finished = _Finished(run, data, model, algorithm)
+    members = finished.members(clients)
+    shared = [None] if finished.has(None, "global") else []
+    if members and not finished.has(members[0], "personal", "tuned"):
+        raise BadInput(
+            f"{run}: {finished.method} makes no personal models, all clients use the global one; export that one alone"
+        )
+    if not members and not shared:
+        raise BadInput(f"{run}: {finished.method} has no global model; export those of clients: --all-clients")
+    _refuse_others(out, finished.digest)
+    with storage(out):
+        out.mkdir(parents=True, exist_ok=True)
+    written: list[ExportedModel] = []
+    for client in [*shared, *members]:
+        timed = batch if client is None or client == members[0] else None
+        written.append(finished.write(client, out, timed))
+        if listener is not None:
+            listener(len(written), len(shared) + len(members))
+    return Exported(run, out, finished.method, tuple(written))
+
+
+class _Finished:
+    """A finished run and the models in it; client None stands for what all share."""
+
+    def __init__(
+        self, run: Path, data: FederatedData | None, model: nn.Module | None, algorithm: Algorithm | None
+    ) -> None:
+        recipe = _recipe(run)
+        _check_objects(run, [name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None])
+        data = data or data_build.load(recipe.data, recipe.seed)
+        _check_data(run, data)
+        self._job = prepare(recipe, data, model, algorithm)
+        self._federation, self._run = self._job.federation, run
+        self._simulation, self._tuned = _opened(run, self._job)
+        self._result = Result.load(run)
+        self._files = _file_names(self._federation.data.client_names)
+        self._dense_work: dict[Net, int] = {}
+        self.method = self._federation.algorithm.name
+        content = (run / "recipe.toml").read_bytes() + (run / "result.json").read_bytes()
+        self.digest = hashlib.sha256(content).hexdigest()
+
+    def members(self, clients: Sequence[str] | None) -> list[int]:
+        """Return the numbers of clients given by name."""
+        if clients is None or clients == "all":
+            return [] if clients is None else list(self._result.columns["client"])
+        numbers = {name: client for client, name in enumerate(self._federation.data.client_names)}
+        asked = [clients] if isinstance(clients, str) else clients
+        for name in asked:
+            if name not in numbers:
+                hint = did_you_mean(name, numbers)
+                hint = hint if len(hint) < 200 else f"there are {listed(list(numbers))}"
+                raise BadInput(f"{self._run}: has no client {name!r}; {hint}")
+        return [numbers[name] for name in dict.fromkeys(asked)]
+
+    def has(self, client: int | None, *models: str) -> bool:
+        """Say whether a client has one of the models."""
+        return not self._models(client).keys().isdisjoint(models)
+
+    def write(self, client: int | None, out: Path, batch: int | None) -> ExportedModel:
+        """Write the model of all, or the last one of a client, and return what it is."""
+        models = self._models(client)
+        name: Any = "global" if client is None else "tuned" if "tuned" in models else "personal"
+        parts, net = compacted(models[name]), self._net(client)
+        plain = {
+            key: torch.empty(shape, dtype=self._federation.dtype, device="meta") for key, shape in net.shapes.items()
+        }
+        sizes = {
+            "parameters": wire.parameters(parts),
+            "parameters_dense": net.parameters,
+            "bytes_packed": wire.size(parts),
+            "bytes_dense": wire.size((plain,)),
+        }
+        accuracy = self._accuracy(name, client)
+        whose = None if client is None else self._federation.data.client_names[client]
+        facts = self._facts(net) | {"model": name, "client": whose, **sizes, "test_accuracy": accuracy}
+        content = pack(parts, {key: str(value) for key, value in facts.items() if value is not None})
+        file = out / ("global.safetensors" if client is None else self._files[client])
+        atomic_write(file, content)
+        work, dense_work, spent = self._costs(net, parts, batch)
+        return ExportedModel(
+            model=name,
+            client=whose,
+            file=file,
+            parameters=sizes["parameters"],
+            parameters_dense=sizes["parameters_dense"],
+            bytes=len(content),
+            bytes_dense=len(content) - sizes["bytes_packed"] + sizes["bytes_dense"],
+            multiply_adds=work,
+            multiply_adds_dense=dense_work,
+            test_accuracy=accuracy,
+            latency=spent,
+        )
+
+    def _models(self, client: int | None) -> dict[str, tuple[Part, ...]]:
+        """Return the models of a client by name; the global one is every client's."""
+        which = int(self._federation.data.seen[0]) if client is None else client
+        return packed_models(self._simulation, self._tuned, which)
+
+    def _net(self, client: int | None) -> Net:
+        if client is None:
+            return self._federation.problems[0].net
+        which: int = self._federation.problem_of[client]
+        return self._federation.problems[which].personal_net
+
+    def _accuracy(self, model: str, client: int | None) -> float | None:
+        """Return what result.json says: of the global model the mean over seen clients."""
+        if client is None:
+            wanted = {"model": model, "clients": "seen", "split": "test"}
+            rows = (row for row in self._result.rows if wanted.items() <= row.items())
+            return next((float(row["accuracy"]) for row in rows), None)
+        columns = self._result.columns
+        values = columns.get(f"{model}_test_accuracy", [None] * len(columns["client"]))
+        found: float | None = values[columns["client"].index(client)]
+        return found
+
+    def _facts(self, net: Net) -> dict[str, Any]:
+        """What the models of this run have in common."""
+        data = self._federation.data
+        tokens = not data.x.is_floating_point()
+        return {
+            "run": self.digest,
+            "method": self.method,
+            "network": self._network(net).model_dump_json(),
+            "task": data.task,
+            "input_shape": json.dumps(list(data.x.shape[1:])),
+            "target_shape": json.dumps(list(data.y.shape[1:])),
+            "classes": data.classes,
+            "vocabulary": (data.vocabulary or int(data.x.max()) + 1) if tokens else None,
+        }
+
+    def _network(self, net: Net) -> Network:
+        section, data = self._job.recipe.model, self._federation.data
+        if net is not self._federation.problems[0].net:  # a client's own architecture has no name
+            return Network(name=None, options={}, buffers=section.buffers, personal=None, adapter=None, adapter_size=1)
+        own = "model" in self._job.objects
+        return Network(
+            name=None if own else default_model(data) if section.name == "auto" else section.name,
+            options={} if own else section.model_extra or {},
+            buffers=section.buffers,
+            personal=section.personal or self._federation.algorithm.personal,
+            adapter=section.adapter,
+            adapter_size=section.adapter_size,
+        )
+
+    def _costs(self, net: Net, parts: tuple[Part, ...], batch: int | None) -> tuple[int, int, Latency | None]:
+        """Return multiply-adds as exported and dense; with a batch, the time they take."""
+        x = self._federation.data.x
+        if net not in self._dense_work:
+            self._dense_work[net] = multiply_adds(assembled(net, parts, x[:1], dense=True), x[:1])
+        work = dense_work = self._dense_work[net]
+        networks: dict[str, nn.Module] = {}
+        if low_rank(parts):
+            networks["exported"] = assembled(net, parts, x[:1])
+            work = multiply_adds(networks["exported"], x[:1])
+        if batch is None:
+            return work, dense_work, None
+        networks["dense"] = assembled(net, parts, x[:1], dense=True)
+        spent = latency(networks, x[torch.arange(batch) % len(x)])
+        exported = spent.get("exported", spent["dense"])  # else it is the same network
+        return work, dense_work, Latency(spent["dense"], exported, batch, torch.get_num_threads())
+
+
+def _recipe(run: Path) -> Recipe:
+    """Return the recipe of a finished run, as a machine without the run's accelerator or first stage can prepare it."""
+    path = run / "recipe.toml"
+    if not path.exists():
+        inside = sorted(str(child.parent) for child in run.glob("*/recipe.toml"))
+        remedy = f"export one of those in it: {listed(inside)}" if inside else "it has no recipe.toml"
+        raise BadInput(f"{run}: not the directory of a run; {remedy}")
+    recipe = Recipe.parse(read_toml(path), str(path))
+    if not (run / "result.json").exists():
+        rounds = RunDirectory(run).checkpoint().rounds
+        raise BadInput(
+            f"{run}: not finished ({rounds} of {recipe.rounds} rounds done); finish it with: {resume_command(run)}"
+        )
+    # Where it started no longer matters: the last checkpoint has it all.
+    return recipe.model_copy(update={"start": None, "engine": recipe.engine.model_copy(update={"device": "cpu"})})
+
+
+def _check_objects(run: Path, given: list[str]) -> None:
+    begun = read_json(run / "environment.json")["objects"]
+    if given != begun:
+        call = "".join(f", {name}=…" for name in begun)
+        what = f"was begun in Python with objects ({', '.join(begun)})" if begun else "was begun without objects"
+        raise BadInput(f"{run}: {what}; export it in Python: personafl.export({str(run)!r}{call})")
+
+
+def _check_data(run: Path, data: FederatedData) -> None:
+    before, now = read_json(run / "split.json")["fingerprint"], data.fingerprint
+    if before != now:
+        raise BadInput(
+            f"{run}: the data are not those of the run (split {before[:12]}, now {now[:12]}); "
+            f"put them back, or if they were an object: personafl.export({str(run)!r}, data=…)"
+        )
+
+
+def _opened(run: Path, job: Job) -> tuple[Simulation, Store]:
+    """Return the simulation as its last checkpoint left it, and the fine-tuned states."""
+    directory, budget = RunDirectory(run), job.recipe.engine.store_mb * 2**20
+    checkpoint = directory.checkpoint()
+    store = Store(run / "states", budget, checkpoint.states)
+    try:
+        simulation = Simulation(job.federation, store, directory.server_bytes(checkpoint))
+    except BadInput as error:
+        raise BadInput(f"{run}: the server's state after round {checkpoint.rounds}: {error}") from error
+    return simulation, Store(run / "tuned", budget, checkpoint.tuned)
+
+
+def _refuse_others(out: Path, digest: str) -> None:
+    """Fail if a directory has models that are not of this run: they would be taken for its own, or overwritten."""
+    with storage(out):
+        found = sorted(out.glob("*.safetensors")) if out.is_dir() else []
+    for path in found:
+        try:
+            same = card_of(path).run == digest
+        except BadInput:
+            same = False
+        if not same:
+            raise BadInput(f"{path}: is there already and not from this run; choose another --out, or remove it")
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """Return a file name per client that any file system takes; where names had to change or look alike, a digest."""
+    plain = [re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80] for name in names]
+    alike = Counter(text.lower() for text in plain)
+    return [
+        f"client-{text}.safetensors"
+        if text == name and alike[text.lower()] == 1
+        else f"client-{text}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.safetensors"
+        for text, name in zip(plain, names, strict=True)
+    ]

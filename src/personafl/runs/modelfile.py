@@ -1,0 +1,228 @@
+"""Model files: a trained model as a device keeps it, in one safetensors file that describes itself.
+
+The tensors are a model's parts in compact forms (`core.wire`), named `PART/PARAMETER`; their sum is the model. What it
+is and which network it belongs to stands in the header's metadata, as text (see `Card`). Nothing in a file is ever
+called: a network of the user's own is built only if its name is that of an `nn.Module` class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import safetensors
+import torch
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
+from torch import Tensor, nn
+
+from personafl.core import wire
+from personafl.core.net import Buffers, Net
+from personafl.core.split import listed
+from personafl.core.tree import Params
+from personafl.data.federated import FederatedData, Ragged, TaskName, make_federated
+from personafl.errors import BadInput
+from personafl.models import MODELS, AdapterKind, make_net_and_split
+from personafl.models.factored import factorize
+from personafl.options import import_path
+
+__all__ = ["Card", "Network", "Part", "assembled", "card_of", "compacted", "load_model", "low_rank", "pack", "summed"]
+
+FORMAT, VERSION = "personafl model", 1
+_REMEDY = "give a file that personafl export wrote"
+
+Size = Annotated[int, Field(ge=1)]
+Part = dict[str, Any]  # by parameter name a tensor or one of wire's forms
+
+
+class Network(BaseModel):
+    """How to build the network, as a recipe's `model` says it; without a name it is an object of the user's."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+
+    name: str | None
+    options: dict[str, Any]
+    buffers: Buffers
+    personal: str | tuple[str, ...] | None  # it may ask for adapters
+    adapter: AdapterKind | None
+    adapter_size: Size
+
+
+class Card(BaseModel):
+    """What a model file says about itself: the metadata of its header, by these names."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+
+    run: str  # digest of the run that it is from
+    method: str
+    model: Literal["global", "personal", "tuned"]
+    client: str | None = None  # whose model it is
+    network: Json[Network]
+    task: TaskName
+    input_shape: Json[tuple[Size, ...]]  # of a sample
+    target_shape: Json[tuple[int, ...]]
+    classes: Size
+    vocabulary: Size | None = None  # where inputs are tokens
+    parameters: int  # numbers that are stored
+    parameters_dense: int
+    bytes_packed: int  # of the tensors in a file of their own
+    bytes_dense: int  # the same with dense weights
+    test_accuracy: float | None = None  # of the global model, the mean over clients that took part
+
+
+def pack(parts: Sequence[Part], facts: Mapping[str, str]) -> bytes:
+    """Return the bytes of a model file: parts in wire forms, and what a `Card` has, as text.
+
+    The header is written in order, so equal models are equal files; safetensors itself would shuffle the metadata.
+    """
+    data = wire.encode(tuple(parts))
+    length = int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8 : 8 + length])
+    about = {"format": FORMAT, "format_version": str(VERSION), **facts}
+    header = json.dumps({"__metadata__": about, **entries}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+def card_of(path: str | Path) -> Card:
+    """Return what a model file says about itself; of the file only the header is read."""
+    path = Path(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror or error}); {_REMEDY}") from error
+    except safetensors.SafetensorError as error:
+        raise BadInput(f"{path}: damaged, or no safetensors file ({error}); {_REMEDY}") from error
+    if about.get("format") != FORMAT:
+        raise BadInput(f"{path}: not a model file of personafl; {_REMEDY}")
+    if (version := about.get("format_version")) != str(VERSION):
+        raise BadInput(
+            f"{path}: has format version {version}, and this personafl reads version {VERSION}; "
+            "update personafl, or export the run again with this one"
+        )
+    try:
+        return Card.model_validate(about)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(f"{path}: its description is damaged ({where}: {first['msg']}); export it again") from error
+
+
+def load_model(path: str | Path, *, module: nn.Module | None = None, dense: bool = False) -> nn.Module:
+    """Return the network in a model file, ready to be applied to inputs [batch, …].
+
+    It is built by the name that the file gives; `module` is needed if it was an object in Python, or is made by a
+    function. What is no trained parameter (frozen weights, running statistics) comes from there too. Low-rank layers
+    become two smaller ones where that takes fewer multiply-adds; with dense=True no layer does.
+    """
+    path = Path(path)
+    card = card_of(path)
+    shape = _samples(card)
+    net = _net(path, card, shape, module)
+    return assembled(net, _parts(path, path.read_bytes(), net), shape.x[:1], dense)
+
+
+def compacted(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the same model in the least room: of each weight the parts that are not 0, or else their dense sum."""
+    result: list[Part] = [{} for _ in parts]
+    for name in dict.fromkeys(name for part in parts for name in part):
+        leaves = {place: {name: part[name]} for place, part in enumerate(parts) if name in part}
+        used = {place: leaf for place, leaf in leaves.items() if bool(wire.dense(leaf)[name].any())}
+        leaves = used or dict([next(iter(leaves.items()))])
+        total = summed(list(leaves.values()))
+        if wire.size(tuple(leaves.values())) >= wire.size((total,)):
+            leaves = {0: total}
+        for place, leaf in leaves.items():
+            result[place] |= leaf
+    return tuple(part for part in result if part)
+
+
+def assembled(net: Net, parts: Sequence[Part], example: Tensor, dense: bool = False) -> nn.Module:
+    """Return the network with the sum of the parts as its weights; low-rank layers in two, where there is no sum."""
+    total = summed(parts)
+    kind = next(iter(total.values())).dtype
+    module = net.module().cpu().to(kind).eval()
+    weights = total if dense else total | low_rank(parts)
+    return factorize(module, weights, example.to(kind) if example.is_floating_point() else example)
+
+
+def low_rank(parts: Sequence[Part]) -> dict[str, wire.Factored]:
+    """Return the weights that are factors and nothing else."""
+    users = Counter(name for part in parts for name in part)
+    leaves = (entry for part in parts for entry in part.items())
+    return {name: leaf for name, leaf in leaves if isinstance(leaf, wire.Factored) and users[name] == 1}
+
+
+def summed(parts: Sequence[Part]) -> Params:
+    """Return the dense sum of a model's parts."""
+    total: Params = {}
+    for part in parts:
+        for name, leaf in wire.dense(part).items():
+            total[name] = total[name] + leaf if name in total else leaf
+    return total
+
+
+def _samples(card: Card) -> FederatedData:
+    """Return data of the shape that the network is for, without content: it is all that building it needs."""
+    tokens = card.vocabulary is not None
+    none = Ragged.empty(0)
+    return make_federated(
+        name="shape",
+        x=torch.zeros(2, *card.input_shape, dtype=torch.int64 if tokens else torch.float32),
+        y=torch.full((2, *card.target_shape), -1),
+        classes=card.classes,
+        train=none,
+        validation=none,
+        test=none,
+        seen=np.zeros(0, np.int64),
+        unseen=np.zeros(0, np.int64),
+        client_names=(),
+        label_names=(),
+        vocabulary=card.vocabulary,
+        task=card.task,
+    )
+
+
+def _net(path: Path, card: Card, data: FederatedData, module: nn.Module | None) -> Net:
+    about = card.network
+    model: str | nn.Module | None = about.name if module is None else module
+    remedy = f"personafl.load_model({str(path)!r}, module=…)"
+    if model is None:
+        raise BadInput(f"{path}: its network was an object in Python; load it with {remedy}")
+    try:
+        if isinstance(model, str) and model not in MODELS:
+            found = import_path(model, "model") if ":" in model else None
+            if not (isinstance(found, type) and issubclass(found, nn.Module)):
+                raise BadInput(f"model: {model!r} is no nn.Module class, and a file may not have a function called")
+        options = about.options if module is None else {}
+        net, _ = make_net_and_split(
+            model, options, data, about.buffers, about.personal, about.adapter, about.adapter_size
+        )
+        return net
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}; or give the network: {remedy}") from error
+
+
+def _parts(path: Path, data: bytes, net: Net) -> tuple[Part, ...]:
+    """Return the parts in a file's bytes, compact forms kept; together they must be the network's parameters."""
+    try:
+        places = [name.partition("#")[0].partition("/") for name in wire.decode_named(data)]
+        wrong = {name for _, _, name in places} ^ net.shapes.keys()
+        if wrong:
+            raise BadInput(f"parameters {listed(sorted(wrong))} are in one of them only")
+        count = len({part for part, _, _ in places})
+        like: tuple[Part, ...] = tuple(
+            {name: torch.empty(net.shapes[name], device="meta") for part, _, name in places if part == str(number)}
+            for number in range(count)
+        )
+        parts = wire.decode(data, like)
+        for name, leaf in (entry for part in parts for entry in part.items()):
+            if isinstance(leaf, Tensor) and leaf.shape != net.shapes[name]:  # forms were checked
+                raise BadInput(f"{name} should have shape {list(net.shapes[name])}")
+    except BadInput as error:
+        raise BadInput(f"{path}: its weights are not those of its network: {error}; is it the same code?") from error
+    return parts

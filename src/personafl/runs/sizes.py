@@ -1,0 +1,65 @@
+"""How large the models are that come out of a run, as a device would store them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.core import tree, wire
+from personafl.core.algorithm import packed
+from personafl.core.tree import Tree
+from personafl.runs.modelfile import compacted
+from personafl.runs.scoring import tuned_states
+from personafl.runs.simulator import Simulation
+from personafl.runs.store import Store
+
+__all__ = ["Size", "measure", "packed_models"]
+
+Clients = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Mean over clients: numbers in the model's parts, and bytes of its tensors in the smallest form."""
+
+    parameters: int
+    bytes: int
+
+
+def measure(simulation: Simulation, tuned: Store | None, clients: Clients) -> dict[str, Size]:
+    """Return the sizes of the models of clients; where a rule has no compact form, one client stands for all."""
+    alike = not hasattr(simulation.federation.algorithm.client, "packed") and len(simulation.federation.problems) == 1
+    found: dict[str, list[tuple[int, int]]] = {}
+    for client in map(int, clients[:1] if alike else clients):
+        for name, parts in packed_models(simulation, tuned, client).items():
+            found.setdefault(name, []).append((wire.parameters(parts), wire.size(compacted(parts))))
+    if alike and "personal" in found:  # the one client may be a newcomer, which has no model that is tuned again
+        found.setdefault("tuned", found["personal"])
+    means = {name: np.mean(values, axis=0) for name, values in found.items()}
+    return {name: Size(round(mean[0]), round(mean[1])) for name, mean in means.items()}
+
+
+def packed_models(simulation: Simulation, tuned: Store | None, client: int) -> dict[str, tuple[Tree, ...]]:
+    """Return a client's models in compact forms by the names that scores have: global, personal, tuned."""
+    models: dict[str, tuple[Tree, ...]] = {}
+    for name, message, state in _states(simulation, tuned, client):
+        rule, which = simulation.federation.algorithm.client, simulation.federation.problem_of[client]
+        parts = packed(rule, simulation.federation.problems[which], message, state)
+        models |= {name if key == "personal" else key: value for key, value in parts.items()}
+    return models
+
+
+def _states(simulation: Simulation, tuned: Store | None, client: int) -> Iterator[tuple[str, Tree, Tree]]:
+    """Yield what a client's models are made from: what it has after the rounds, and after fine-tuning."""
+    which = int(simulation.federation.problem_of[client])
+    message, down = simulation.broadcast(), simulation.down()
+    known = simulation.has_model(client)
+    if known or tuned is None or client not in tuned:
+        states = simulation.states(which, down, np.array([client]))
+        yield "personal", message, tree.take(states, 0)
+    if tuned is not None and client in tuned:
+        states = tuned_states(simulation, tuned, which, down, np.array([client]))
+        yield "tuned" if known else "personal", message, tree.take(states, 0)
