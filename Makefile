@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow evidence-fedalt lint types unit format install install-dev clean
+.PHONY: demo test test-slow evidence-fedalt evidence-fedslr lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -29,6 +29,25 @@ evidence-fedalt: install
 	$(BIN)/personafl compare recipes/fedalt-cifar10.toml --dataset $(DATA)/cifar10/cifar10_20k4k.npz
 	$(BIN)/personafl compare recipes/fedalt-shakespeare.toml --dataset $(DATA)/shakespeare/shakespeare_roles.npz
 	$(BIN)/personafl compare recipes/fedalt-speech.toml --dataset $(DATA)/fsdd/fsdd_logmel.npz
+
+# The tables of docs/results.md on FedSLR and its baselines; wants a GPU. OUT keeps the runs, which Table 9 is measured on.
+OUT ?= runs/evidence-fedslr
+C10 := --dataset $(DATA)/cifar10/cifar10_20k4k.npz
+C100 := --dataset $(DATA)/cifar100/cifar100_5k1k.npz
+IID := --partition iid:clients=100 --seeds 0
+LAMBDAS := lambda-0,lambda-1e-5,lambda-5e-5,lambda-1e-4,lambda-5e-4,lambda-1e-3
+OTHERS := mu-1e-4,mu-5e-4,mu-5e-3,mu-1e-2,alone-1e-3,alone-1e-4,alone-1e-5,gpgd,lpgd,sparse+sparse,low+low,sparse+low,start-w0
+evidence-fedslr: install
+	$(BIN)/personafl compare recipes/fedslr.toml $(C10) --out $(OUT)/cifar10
+	$(BIN)/personafl compare recipes/fedslr.toml $(C100) --out $(OUT)/cifar100
+	$(BIN)/personafl compare recipes/fedslr.toml $(C10) $(IID) --out $(OUT)/cifar10-iid
+	$(BIN)/personafl compare recipes/fedslr.toml $(C100) $(IID) --out $(OUT)/cifar100-iid
+	$(BIN)/personafl compare recipes/fedslr.toml $(C100) --methods $(LAMBDAS) --seeds 0 --out $(OUT)/lambda
+	$(BIN)/personafl compare recipes/fedslr.toml $(C100) --methods $(OTHERS) --seeds 0 --out $(OUT)/others
+	$(BIN)/python benchmarks/low_rank_inference.py $(OUT)/lambda/lambda-*
+	$(BIN)/python benchmarks/server_memory.py
+	$(BIN)/python benchmarks/nuclear_prox.py
+	$(BIN)/personafl compare recipes/uplink.toml --dataset $(DATA)/mnist/mnist.npz --out $(OUT)/uplink
 
 format: install-dev
 	$(BIN)/ruff check --fix .

@@ -48,7 +48,7 @@ def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer(rank: int, bias: bool) -> None:
     layer, x = nn.Linear(11, 9, bias=bias).to(F64), drawn(2, 5, 11)
@@ -102,8 +102,8 @@ def test_a_convolution(options: dict[str, Any], rank: int) -> None:
     close(halves.weight, dense.weight)
 
 
-def test_it_is_divided_exactly_where_that_takes_fewer_multiply_adds() -> None:
-    """The rule is what is counted: for every geometry and rank the choice is the cheaper form, dense if equal."""
+def test_it_is_divided_exactly_where_that_takes_at_most_half_the_multiply_adds() -> None:
+    """The rule is what is counted: for every geometry and rank the choice is two layers if they take at most half."""
     seen = set()
     for size, kernel, stride, rank in product((5, 8), (1, 3, 5), (1, 2), (1, 2, 4, 6)):
         layer, x = nn.Conv2d(4, 6, kernel, stride).to(F64), drawn(1, 4, size, size)
@@ -112,7 +112,7 @@ def test_it_is_divided_exactly_where_that_takes_fewer_multiply_adds() -> None:
         assert isinstance(dense, nn.Conv2d)
         value = weights["weight"]
         assert isinstance(value, wire.Factored)
-        pays = multiply_adds(FactoredConv2d(dense, value.u, value.v), x) < multiply_adds(dense, x)
+        pays = 2 * multiply_adds(FactoredConv2d(dense, value.u, value.v), x) <= multiply_adds(dense, x)
         assert isinstance(factorize(layer, weights, x), FactoredConv2d) == pays, (size, kernel, stride, rank)
         seen.add(pays)
     assert seen == {True, False}

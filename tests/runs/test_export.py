@@ -37,7 +37,7 @@ from personafl.runs.store import Store
 
 MLP = {"model": {"hidden": [24]}}
 CNN = {"model": {"name": "cnn", "channels": [6, 8], "hidden": 16}}
-LOW_RANK = {"name": "fedslr", "rank_penalty": 0.02, "sparsity": 0.02}
+LOW_RANK = {"name": "fedslr", "rank_penalty": 0.05, "sparsity": 0.02}
 Runs = Callable[..., Path]
 
 

@@ -1,4 +1,4 @@
-"""The server of FedAvg and of every method that averages one shared model, with any server optimizer.
+"""What methods with one shared model have in common: the server that averages it, and clients that only use it.
 
 S. Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 1 (FedOpt): the mean change of the cohort,
 
@@ -9,18 +9,21 @@ is a pseudo-gradient −Δ_t for a server optimizer. SGD with rate 1 gives w_{t+
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from personafl.algorithms.training import Training
 from personafl.core import tree
 from personafl.core.algorithm import Problem, Reduced
+from personafl.core.batches import Data, Steps
 from personafl.core.optim import OptimizerSpec, Sgd
 from personafl.core.tree import Params, Tree
 
-__all__ = ["PLAIN_MEAN", "Averaging", "Change", "Model"]
+__all__ = ["PLAIN_MEAN", "Averaging", "Change", "Model", "SharedModelClient"]
 
 PLAIN_MEAN = Sgd(lr=1.0)
 
@@ -43,6 +46,31 @@ class Shared(NamedTuple):
 
     model: Params
     optimizer: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedModelClient:
+    """Base of client rules without a personal model: one pass of local training a round, and nothing to personalize."""
+
+    training: Training = field(default_factory=Training)
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """One pass of local training."""
+        return {"local": self.training.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """No personal model."""
+        return {}
+
+    def personalize(self, problem: Problem, down: Any, state: Tree, data: Data) -> Tree:
+        """Nothing to personalize."""
+        return state
+
+    def models(self, problem: Problem, down: Any, state: Tree) -> dict[str, Params]:
+        """Everyone uses the shared model."""
+        return {"global": down.model}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,16 @@ H. B. McMahan et al., *Communication-Efficient Learning of Deep Networks from De
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model, SharedModelClient
 from personafl.algorithms.training import Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem
-from personafl.core.batches import Batch, Data, Steps
+from personafl.core.batches import Batch, Data
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
 from personafl.core.prox import shrink
@@ -29,26 +28,15 @@ __all__ = ["FedAvgClient", "fedavg"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgClient:
+class FedAvgClient(SharedModelClient):
     """Client rule: train the shared model on one's own data.
 
     `proximal` holds it to the received one (FedProx's μ; 0 = FedAvg); a `rank_penalty` λ is applied in every step, by
     the nuclear prox (FedSLR's alternative LPGD).
     """
 
-    training: Training = field(default_factory=Training)
     proximal: float = 0.0
     rank_penalty: float = 0.0
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """No personal model."""
-        return {}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Empty:
         """Keep nothing."""
@@ -65,14 +53,6 @@ class FedAvgClient:
         prox = shrink("low-rank", self.rank_penalty * optimizer.rate(data.round)) if self.rank_penalty else None
         w, loss = descend(objective, down.model, data.phases["local"], optimizer.at(data.round), prox)
         return state, Change(tree.sub(w, down.model), loss)
-
-    def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Empty:
-        """Nothing to personalize."""
-        return state
-
-    def models(self, problem: Problem, down: Model, state: Empty) -> dict[str, Params]:
-        """Everyone uses the shared model."""
-        return {"global": down.model}
 
 
 def fedavg(training: Training, *, server: OptimizerSpec = PLAIN_MEAN) -> Algorithm:

@@ -15,18 +15,17 @@ With uploads weighted by samples, 1/M becomes n_i/n: the mean stays that of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.averaging import Change, Model
+from personafl.algorithms.averaging import Change, Model, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced
-from personafl.core.batches import Batch, Data, Steps
+from personafl.core.batches import Batch, Data
 from personafl.core.descend import descend
 from personafl.core.terms import pull
 from personafl.core.tree import Params
@@ -41,21 +40,10 @@ class Dual(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicClient:
+class DynamicClient(SharedModelClient):
     """Client rule: solve the local problem with its dual and a pull (α) towards w_t."""
 
-    training: Training = field(default_factory=Training)
     pull: float = 0.1
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """No personal model."""
-        return {}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Dual:
         """γ_i = 0."""
@@ -72,14 +60,6 @@ class DynamicClient:
         w, loss = descend(objective, down.model, data.phases["local"], self.training.optimizer.at(data.round))
         change = tree.sub(w, down.model)
         return Dual(tree.sub(state.dual, tree.scale(change, self.pull))), Change(change, loss)
-
-    def personalize(self, problem: Problem, down: Model, state: Dual, data: Data) -> Dual:
-        """Nothing to personalize."""
-        return state
-
-    def models(self, problem: Problem, down: Model, state: Dual) -> dict[str, Params]:
-        """Everyone uses the shared model."""
-        return {"global": down.model}
 
 
 class Dynamic(NamedTuple):

@@ -21,18 +21,17 @@ it; near the optimum, where the corrected gradients vanish, it does not act.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.averaging import Averaging, Shared
+from personafl.algorithms.averaging import Averaging, Shared, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced
-from personafl.core.batches import Batch, Data, Steps
+from personafl.core.batches import Batch, Data
 from personafl.core.descend import descend
 from personafl.core.optim import Sgd
 from personafl.core.tree import Params
@@ -63,22 +62,10 @@ class Control(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaffoldClient:
+class ScaffoldClient(SharedModelClient):
     """Client rule: train the shared model with gradients corrected by c − c_i."""
 
-    training: Training = field(default_factory=Training)
-
     uploads_of_state: ClassVar[tuple[str, ...]] = ("control",)  # c_i's changes go up; the first one is c_i itself
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """No personal model."""
-        return {}
 
     def init(self, problem: Problem, down: Controlled, generator: torch.Generator) -> Control:
         """c_i = 0."""
@@ -100,14 +87,6 @@ class ScaffoldClient:
         gradient = tree.scale(change, -1 / torch.where(trained, length, 1.0))
         control = tree.where(trained, tree.sub(gradient, correction), state.control)
         return Control(control), Changes(change, tree.sub(control, state.control), loss)
-
-    def personalize(self, problem: Problem, down: Controlled, state: Control, data: Data) -> Control:
-        """Nothing to personalize."""
-        return state
-
-    def models(self, problem: Problem, down: Controlled, state: Control) -> dict[str, Params]:
-        """Everyone uses the shared model."""
-        return {"global": down.model}
 
 
 class ScaffoldState(NamedTuple):

@@ -27,6 +27,8 @@ from personafl.errors import BadInput
 
 __all__ = ["FactoredConv2d", "FactoredLinear", "factorize"]
 
+_WORTH = 2  # so many times fewer multiply-adds; with hardly fewer, two passes over memory take longer than one
+
 Layer = nn.Linear | nn.Conv2d
 Factors = dict[Layer, tuple[Tensor, Tensor]]
 
@@ -103,7 +105,7 @@ class FactoredConv2d(_TwoLayers):
 
 
 def factorize(module: nn.Module, weights: Mapping[str, Tensor | wire.Factored], example: Tensor) -> nn.Module:
-    """Return a copy of a network with these weights, low-rank layers as two where that takes fewer multiply-adds.
+    """Return a copy of a network with these weights, low-rank layers as two where that takes half the multiply-adds.
 
     `weights` are by parameter name, some as factors; a parameter that is not there keeps its value. Multiply-adds are
     those of all calls of the layer when the network is applied to `example`, a batch of inputs whose values do not
@@ -160,19 +162,22 @@ def _at_least_rank_1(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _paying(module: nn.Module, factors: Factors, example: Tensor) -> list[Layer]:
-    """Return the layers that take fewer multiply-adds in two, by running the network as it is."""
-    saved: Counter[Layer] = Counter()
+    """Return the layers that in two take at most half the multiply-adds, by running the network as it is."""
+    whole: Counter[Layer] = Counter()
+    halves: Counter[Layer] = Counter()
 
     def record(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        rank, whole = len(factors[layer][1]), layer.weight.numel()
+        rank = len(factors[layer][1])
         if isinstance(layer, nn.Linear):
             rows = output.numel() // layer.out_features
-            saved[layer] += rows * (whole - rank * (layer.in_features + layer.out_features))
+            whole[layer] += rows * layer.weight.numel()
+            halves[layer] += rows * rank * (layer.in_features + layer.out_features)
             return
         kh, kw = layer.kernel_size
         places = output.numel() // layer.out_channels  # batch × rows × columns
         before = places if kh == 1 else places // output.shape[-2] * inputs[0].shape[-2]  # with the rows of the input
-        saved[layer] += places * (whole - rank * layer.out_channels * kh) - before * rank * layer.in_channels * kw
+        whole[layer] += places * layer.weight.numel()
+        halves[layer] += places * rank * layer.out_channels * kh + before * rank * layer.in_channels * kw
 
     handles = [layer.register_forward_hook(record) for layer in factors]
     if handles:
@@ -180,7 +185,7 @@ def _paying(module: nn.Module, factors: Factors, example: Tensor) -> list[Layer]
             module(example)
     for handle in handles:
         handle.remove()
-    return [layer for layer, gain in saved.items() if gain > 0]
+    return [layer for layer, cost in halves.items() if _WORTH * cost <= whole[layer]]
 
 
 def _divided(layer: Layer, u: Tensor, v: Tensor) -> nn.Module:
