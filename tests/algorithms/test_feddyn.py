@@ -1,0 +1,62 @@
+"""FedDyn against its equations, worked in numpy, and where it ends: the optimum that FedAvg misses."""
+
+import numpy as np
+import pytest
+
+from least_squares import LeastSquares, shared
+from personafl.algorithms import METHODS, Training
+from personafl.core.batches import Steps
+from personafl.core.optim import Sgd
+from personafl.runs.cohort import draw_cohort
+
+LR, STEPS, PULL = 0.05, 3, 0.8
+TRAINING = Training(work=Steps(steps=STEPS, batch=None), optimizer=Sgd(lr=LR))
+
+
+def weights_of(problem: LeastSquares, weights: str) -> np.ndarray:
+    return problem.weights if weights == "examples" else np.full(3, 1 / 3)
+
+
+@pytest.mark.parametrize("weights", ["examples", "uniform"])
+@pytest.mark.parametrize("cohort", [3, 2, 1])
+def test_rounds_by_hand(problem: LeastSquares, cohort: int, weights: str) -> None:
+    """w_i: three steps on f_i − ⟨γ_i, ·⟩ + (α/2)‖· − w‖²; γ_i ← γ_i − α(w_i − w); w = mean_S w_i − γ̄/α."""
+    p, w = weights_of(problem, weights), problem.start
+    gamma = [np.zeros(4) for _ in range(3)]
+    for t in range(5):
+        members = draw_cohort(np.arange(3), cohort, "exact", 0, t)
+        ends = {}
+        for i in members:
+            end = w
+            for _ in range(STEPS):
+                end = end - LR * (problem.gradient(i, end) - gamma[i] + PULL * (end - w))
+            gamma[i] = gamma[i] - PULL * (end - w)
+            ends[i] = end
+        mean = sum(p[i] * ends[i] for i in members) / sum(p[i] for i in members)
+        w = mean - sum(p[i] * gamma[i] for i in range(3)) / PULL
+    simulation = problem.simulate(METHODS["feddyn"].build(TRAINING, pull=PULL), 5, cohort=cohort, weights=weights)
+    np.testing.assert_allclose(shared(simulation), w, atol=1e-11)
+
+
+@pytest.mark.parametrize("weights", ["examples", "uniform"])
+@pytest.mark.parametrize("cohort", [3, 2])
+def test_it_reaches_the_optimum_where_fedavg_stalls(problem: LeastSquares, cohort: int, weights: str) -> None:
+    """Clients who disagree, many local steps: FedDyn ends at argmin Σ p_i f_i to 1e-8, also when some take part."""
+    p = weights_of(problem, weights)
+    left = sum(p[i] * problem.hessian(i) for i in range(3))
+    right = sum(p[i] * problem.x[i].T @ problem.y[i] / len(problem.y[i]) for i in range(3))
+    optimum = np.linalg.solve(left, right)
+    training = Training(work=Steps(steps=20, batch=None), optimizer=Sgd(lr=0.2))
+    ours = problem.simulate(METHODS["feddyn"].build(training, pull=1.0), 200, cohort=cohort, weights=weights)
+    assert np.abs(shared(ours) - optimum).max() < 1e-8
+    fedavg = problem.simulate(METHODS["fedavg"].build(training), 60, cohort=cohort, weights=weights)
+    assert np.abs(shared(fedavg) - optimum).max() > 0.02
+
+
+def test_the_dual_is_the_gradient_at_the_local_solution(problem: LeastSquares) -> None:
+    """With many steps γ_i = ∇f_i(w_i), where w_i = w − (γ_i⁺ − γ_i)/α."""
+    exact = Training(work=Steps(steps=500, batch=None), optimizer=Sgd(lr=0.2))
+    simulation = problem.simulate(METHODS["feddyn"].build(exact, pull=1.0), 1)
+    for i in range(3):
+        gamma = simulation.store.get(i)["dual/weight"][0].numpy()
+        np.testing.assert_allclose(gamma, problem.gradient(i, problem.start - gamma), atol=1e-10)
