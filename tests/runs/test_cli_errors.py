@@ -152,6 +152,11 @@ KEYS = [
     ("federation.cohort=5", "federation.cohort", "only 4 take part", "lower it"),
     ("federation.cohort=0", "federation.cohort", "at least 1", "given: 0"),
     ("federation.cohort=1.5", "federation.cohort", "a share", "given: 1.5"),
+    ("devices=[{share=0.5}]", "devices[0].share: the shares add up to 0.5, not 1"),
+    ("devices=[{share=1,bits=9}]", "devices[0].bits", "less than or equal to 8"),
+    ("devices=[{clients=['9']}]", "devices[0].clients: there is no client '9'", "valid: 0, 1, 2, 3"),
+    ("devices=[{share=1,model.name='linear'}] method.name=fedavg", "devices: fedavg", "use a method that can (local"),
+    ("devices.bits=2", "devices: is a list of sections"),
     ("data.unseen=4", "data.unseen = 4", "at least one must train"),
     ("data.test=official", "data.test", "no test half"),
     # values

@@ -65,6 +65,11 @@ FULL = {
     "federation": {"cohort": 5, "sampling": "bernoulli", "weights": "uniform"},
     "method": {"name": "ditto", "pull": 0.5, "server": {"optimizer": "yogi", "lr": 0.1}},
     "uplink": {"form": "low-rank", "rank": 2, "error_feedback": False},
+    "devices": [
+        {"name": "phone", "max_samples": 9, "bits": 2, "model": {"name": "mlp", "hidden": (3,)}},
+        {"clients": ("7", "x y")},
+        {"min_samples": 10, "model": {"buffers": "dropped"}},
+    ],
     "evaluation": {"every": 2},
     "engine": {"device": "cpu", "dtype": "float64", "threads": 2},
     "compare": {"methods": ("fedavg", "ditto"), "seeds": (1, 2), "options": {"ditto": {"pull": 2.0}}},

@@ -22,6 +22,7 @@ from personafl.algorithms.lgfedavg import lgfedavg
 from personafl.algorithms.local import local
 from personafl.algorithms.perfedavg import perfedavg
 from personafl.algorithms.pfedme import pfedme
+from personafl.algorithms.quped import fml, quped, qupel
 from personafl.algorithms.scaffold import scaffold
 from personafl.algorithms.training import Training
 from personafl.core.algorithm import Algorithm
@@ -63,6 +64,9 @@ METHODS: dict[str, Method] = {
     "pfedme": Method(pfedme, "Dinh et al., NeurIPS 2020"),
     "perfedavg": Method(perfedavg, "Fallah et al., NeurIPS 2020"),
     "fedslr": Method(fedslr, "Huang et al., TMLR 2023"),
+    "quped": Method(quped, "Ozkara et al., NeurIPS 2021"),
+    "qupel": Method(qupel, "Ozkara et al., 2021"),
+    "fml": Method(fml, "Shen et al., 2020"),
     "fedalt": Method(fedalt, "Pillutla et al., ICML 2022"),
     "fedsim": Method(fedsim, "Pillutla et al., ICML 2022"),
     "fedper": Method(fedper, "Arivazhagan et al., 2019"),

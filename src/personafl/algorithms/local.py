@@ -94,4 +94,4 @@ class NoServer:
 def local(training: Training, *, alone_epochs: Count = 20) -> Algorithm:
     """Every client trains alone."""
     alone = retrained(training, lr=None, epochs=alone_epochs)
-    return Algorithm("local", LocalClient(training=training, alone=alone), NoServer())
+    return Algorithm("local", LocalClient(training=training, alone=alone), NoServer(), own_networks=True)

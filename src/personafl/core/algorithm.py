@@ -59,6 +59,7 @@ class Problem:
     local_net: Net | None = None
     split: Split | None = None
     correct: Loss = correct  # per sample: 1 right, 0 wrong
+    bits: int | None = None  # of each weight of the client's own model, for methods that quantize; None: as they say
 
     @property
     def personal_net(self) -> Net:
@@ -137,13 +138,17 @@ class ServerRule(Protocol):
 class Algorithm:
     """A method: its name and its two rules, whose fields are its hyperparameters.
 
-    `personal` is the part of the network that is personal where a recipe does not say (see `models.parts`).
+    `personal` is the part of the network that is personal where a recipe does not say (see `models.parts`). Whoever
+    sets `own_networks` or `uses_bits` keeps to the problem's `personal_net` or `bits`; recipes that ask others for
+    that are refused.
     """
 
     name: str
     client: ClientRule
     server: ServerRule
     personal: str | None = None
+    own_networks: bool = False  # a client's model may be of another architecture than the shared one
+    uses_bits: bool = False  # a client's model may have fewer bits per weight
 
 
 def packed(rule: ClientRule, problem: Problem, message: Any, state: Any) -> dict[str, tuple[Tree, ...]]:

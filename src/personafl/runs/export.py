@@ -177,7 +177,7 @@ class _Finished:
         }
         accuracy = self._accuracy(name, client)
         whose = None if client is None else self._federation.data.client_names[client]
-        facts = self._facts(net) | {"model": name, "client": whose, **sizes, "test_accuracy": accuracy}
+        facts = self._facts(client) | {"model": name, "client": whose, **sizes, "test_accuracy": accuracy}
         content = pack(parts, {key: str(value) for key, value in facts.items() if value is not None})
         file = out / ("global.safetensors" if client is None else self._files[client])
         atomic_write(file, content)
@@ -218,14 +218,14 @@ class _Finished:
         found: float | None = values[columns["client"].index(client)]
         return found
 
-    def _facts(self, net: Net) -> dict[str, Any]:
-        """What the models of this run have in common."""
+    def _facts(self, client: int | None) -> dict[str, Any]:
+        """What the models of this run have in common, and the network."""
         data = self._federation.data
         tokens = not data.x.is_floating_point()
         return {
             "run": self.digest,
             "method": self.method,
-            "network": self._network(net).model_dump_json(),
+            "network": self._network(client).model_dump_json(),
             "task": data.task,
             "input_shape": json.dumps(list(data.x.shape[1:])),
             "target_shape": json.dumps(list(data.y.shape[1:])),
@@ -233,10 +233,10 @@ class _Finished:
             "vocabulary": (data.vocabulary or int(data.x.max()) + 1) if tokens else None,
         }
 
-    def _network(self, net: Net) -> Network:
+    def _network(self, client: int | None) -> Network:
         section, data = self._job.recipe.model, self._federation.data
-        if net is not self._federation.problems[0].net:  # a client's own architecture has no name
-            return Network(name=None, options={}, buffers=section.buffers, personal=None, adapter=None, adapter_size=1)
+        if self._net(client) is not self._net(None):
+            return self._device_network(int(self._federation.problem_of[client]))
         own = "model" in self._job.objects
         return Network(
             name=None if own else default_model(data) if section.name == "auto" else section.name,
@@ -245,6 +245,19 @@ class _Finished:
             personal=section.personal or self._federation.algorithm.personal,
             adapter=section.adapter,
             adapter_size=section.adapter_size,
+        )
+
+    def _device_network(self, which: int) -> Network:
+        """Return the network that a device profile has of its own."""
+        section = self._job.recipe.devices[which].model
+        assert section is not None
+        return Network(
+            name=section.resolved(self._federation.data).name,
+            options=section.model_extra or {},
+            buffers=section.buffers,
+            personal=None,
+            adapter=None,
+            adapter_size=1,
         )
 
     def _costs(self, net: Net, parts: tuple[Part, ...], batch: int | None) -> tuple[int, int, Latency | None]:

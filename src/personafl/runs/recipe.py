@@ -24,6 +24,7 @@ from personafl.errors import BadInput, did_you_mean
 from personafl.evaluate.choice import CAUTION
 from personafl.models.adapters import AdapterKind
 from personafl.options import checked, explain, import_path
+from personafl.runs.devices import DeviceSection, check_devices, check_each
 
 __all__ = ["Recipe", "apply_overrides", "put", "read_toml"]
 
@@ -205,6 +206,7 @@ class Recipe(Section):
     training: TrainingSection = TrainingSection()
     federation: FederationSection = FederationSection()
     method: MethodSection = MethodSection()
+    devices: tuple[DeviceSection, ...] = ()  # kinds of devices, if clients differ in them
     uplink: Annotated[Whole | TopEntries | LowRank, Field(discriminator="form")] = Whole()  # of the main stage
     pretrain: PretrainSection = PretrainSection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -233,10 +235,13 @@ class Recipe(Section):
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Recipe:
         """Validate a recipe given as nested dicts; `where` is the file it came from."""
         try:
+            plain = _plain(values)
+            check_each(plain.get("devices", []))
             try:
-                recipe = cls.model_validate(_plain(values))
+                recipe = cls.model_validate(plain)
             except ValidationError as error:
                 raise explain(error, "", cls) from error
+            check_devices(recipe.devices)
             recipe.compare.check()
             if not recipe.rounds and recipe.start is None and not recipe.pretrain.rounds:
                 raise BadInput("rounds: input should be greater than or equal to 1, or name a start to go on from")
@@ -259,7 +264,7 @@ class Recipe(Section):
         return Recipe.parse(_merged(base, variant) | named, f"compare.variants.{label}" if variant else "")
 
     def for_pretraining(self) -> Recipe | None:
-        """Return the recipe of stage (a), or None: the same data and network, without personal parts.
+        """Return the recipe of stage (a), or None: the same data and network, without personal parts or devices.
 
         Its uploads are dense: a comparison does it once, for variants with whatever uplink.
         """
@@ -272,6 +277,7 @@ class Recipe(Section):
                 "method": self.pretrain.method,
                 "training": self.pretrain.training or self.training,
                 "model": self.model.model_copy(update=own),
+                "devices": (),
                 "uplink": Whole(),
                 "pretrain": PretrainSection(),
                 "finetune": False,
@@ -307,7 +313,8 @@ class Recipe(Section):
 
     def to_toml(self) -> str:
         """Return the whole recipe, defaults included."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+        none = set() if self.devices else {"devices"}  # after `devices = []` no [[devices]] may be added
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json", exclude=none)))
 
 
 def build_method(name: str, options: Mapping[str, Any], training: Training, where: str) -> Algorithm:
@@ -394,4 +401,4 @@ def _plain(value: Any) -> Any:
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
-    return value
+    return [_without_none(entry) for entry in value] if isinstance(value, list) else value

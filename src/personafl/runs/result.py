@@ -17,6 +17,7 @@ import numpy as np
 from personafl.evaluate.choice import choose, evidence_of
 from personafl.evaluate.score import Scores
 from personafl.evaluate.summary import hurt, summarize
+from personafl.runs.devices import device_names
 from personafl.runs.files import read_json
 from personafl.runs.recipe import Recipe
 from personafl.runs.rundir import Checkpoint
@@ -34,7 +35,7 @@ Groups = Mapping[str, Mapping[tuple[str, str], Scores]]  # clients -> (model, sp
 
 # What comes first in a row and in the line of a client.
 ROW = ("method", "seed", "model", "clients", "split", "accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")
-CLIENT = ("client", "name", "clients", "train", "validation", "test")
+CLIENT = ("client", "name", "clients", "device", "train", "validation", "test")
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,22 +127,27 @@ def make_result(
                     "seconds": totals.seconds,
                 }
             )
-    columns = _in_order(_columns(federation, groups), CLIENT)
+    columns = _in_order(_columns(recipe, federation, groups), CLIENT)
     return Result(path, [_in_order(row, ROW) for row in rows], columns, _peak_memory())
 
 
 def _in_order(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
     """Return values with some keys first and the others by name: the order is the same when read from a file."""
-    return {key: values[key] for key in [*first, *sorted(values.keys() - set(first))]}
+    return {key: values[key] for key in [*first, *sorted(values.keys() - set(first))] if key in values}
 
 
 def _with_choice(scored: Scored, caution: float) -> dict[tuple[str, str], Scores]:
-    """Return the scores of the models, the blends left out, and what each client chose by its validation data."""
+    """Return the scores of the models, the blends left out, and what each client chose by its validation data.
+
+    Who cannot choose, because its device has another architecture or fewer bits, keeps its own model.
+    """
     kept = {key: scores for key, scores in scored.scores.items() if not key[0].startswith("blend")}
     candidates = [name for name in (*(f"blend {share}" for share in SHARES), _last(scored)) if name in scored.gains]
     if not candidates:
         return kept
-    picks = choose(evidence_of([scored.gains[name] for name in candidates]), caution)
+    evidence = evidence_of([scored.gains[name] for name in candidates])
+    picks = np.full(len(scored.chooses), len(candidates))  # the last candidate is the client's own model
+    picks[scored.chooses] = choose(evidence[scored.chooses], caution)
     options = [scored.scores[name, "test"] for name in ("global", *candidates)]
     everyone = np.arange(len(picks))
     kept["chosen", "test"] = Scores(
@@ -157,7 +163,7 @@ def _last(scored: Scored) -> str:
     return "tuned" if "tuned" in scored.gains else "personal"
 
 
-def _columns(federation: Federation, groups: Groups) -> dict[str, list[Any]]:
+def _columns(recipe: Recipe, federation: Federation, groups: Groups) -> dict[str, list[Any]]:
     """One list per column: who the client is, how much data it has, and its scores."""
     data = federation.data
     order = np.concatenate([data.seen, data.unseen])
@@ -169,6 +175,9 @@ def _columns(federation: Federation, groups: Groups) -> dict[str, list[Any]]:
         "validation": data.validation.sizes[order].tolist(),
         "test": data.test.sizes[order].tolist(),
     }
+    if recipe.devices:
+        names = device_names(recipe.devices)
+        columns["device"] = [names[which] for which in federation.problem_of[order]]
     places = {"seen": slice(0, len(data.seen)), "unseen": slice(len(data.seen), len(order))}
     for clients, (model, split), scores in ((c, key, s) for c, part in groups.items() for key, s in part.items()):
         for measure, values in (("accuracy", scores.accuracy), ("loss", scores.loss)):

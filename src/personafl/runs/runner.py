@@ -30,6 +30,7 @@ from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.evaluate.summary import summarize
 from personafl.models import default_model, make_net_and_split
 from personafl.models.adapters import is_adapter
+from personafl.runs.devices import OwnNetwork, check_method, deal, own_nets
 from personafl.runs.engine import Engine
 from personafl.runs.files import atomic_write, read_json, write_json
 from personafl.runs.interrupt import polite_stop
@@ -117,12 +118,14 @@ def prepare(
     """Check a recipe against its data and build what the run needs; objects given here replace the recipe's."""
     objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
     algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)  # first: it is quick to fail
+    check_method(recipe.devices, algorithm)
     device = _device(recipe.engine.device)
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
     if recipe.engine.threads is not None:
         torch.set_num_threads(recipe.engine.threads)
     data = data or data_build.load(recipe.data, recipe.seed)
     cohort = recipe.federation.size(len(data.seen))
+    kinds = deal(recipe.devices, data, recipe.seed)
     x = data.x.to(device, dtype) if data.x.is_floating_point() else data.x.to(device)
     data = dataclasses.replace(data, x=x, y=data.y.to(device))
     name = default_model(data) if recipe.model.name == "auto" else recipe.model.name
@@ -141,17 +144,18 @@ def prepare(
         if section.personal is None and str(error).startswith("model.personal:"):
             raise BadInput(f"{error} ({algorithm.personal!r} is the default of {algorithm.name})") from error
         raise
-    problem = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct)
+    shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct)
+    problems = _per_device(recipe, shared, data, named=model is None, device=device, dtype=dtype)
     start = net.init(rng.generator(recipe.seed, "start"))
     if recipe.start is not None:
         start = warm_start(Path(recipe.start), start)
-    engine = Engine.fitted(problem, recipe.engine.strategy, recipe.engine.memory_mb * 2**20, device)
+    memory = recipe.engine.memory_mb * 2**20
     federation = Federation(
         algorithm=algorithm,
         data=data,
-        problems=(problem,),
-        problem_of=np.zeros(data.clients, dtype=np.int64),
-        engines=(engine,),
+        problems=problems,
+        problem_of=kinds,
+        engines=tuple(Engine.fitted(problem, recipe.engine.strategy, memory, device) for problem in problems),
         seed=recipe.seed,
         cohort=cohort,
         sampling=recipe.federation.sampling,
@@ -159,8 +163,25 @@ def prepare(
         dtype=dtype,
         start=start,
     )
-    algorithm.server.init(problem, start, federation.population)  # a method that needs a split says so here
+    algorithm.server.init(shared, start, federation.population)  # a method that needs a split says so here
     return Job(recipe, federation, objects)
+
+
+def _per_device(
+    recipe: Recipe, shared: Problem, data: FederatedData, *, named: bool, device: torch.device, dtype: torch.dtype
+) -> tuple[Problem, ...]:
+    """Return the problem of each device profile, or the one of all; `named`: the recipe names the shared network."""
+    if not recipe.devices:
+        return (shared,)
+    known = None
+    if named and not any(map(is_adapter, shared.net.shapes)):
+        section = OwnNetwork(name=recipe.model.name, buffers=recipe.model.buffers, **(recipe.model.model_extra or {}))
+        known = section.resolved(data), shared.net
+    nets = own_nets(recipe.devices, data, known, device, dtype)
+    return tuple(
+        dataclasses.replace(shared, local_net=net, bits=profile.bits)
+        for profile, net in zip(recipe.devices, nets, strict=True)
+    )
 
 
 def warm_start(run: Path, fresh: Params) -> Params:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.func import vmap
 
 from personafl.core import tree
-from personafl.core.algorithm import Problem
+from personafl.core.algorithm import ClientRule, Problem
 from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Ragged
@@ -32,10 +32,14 @@ SHARES = (0.25, 0.5, 0.75)  # of the personal model, in the blends that a device
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores by (model, split), and by model the paired gains over the global model on validation data."""
+    """Scores by (model, split), and by model the paired gains over the global model on validation data.
+
+    Only clients that can use the global model and blends with it have gains: those with `chooses`.
+    """
 
     scores: dict[tuple[str, str], Scores]
     gains: dict[str, Gains]
+    chooses: NDArray[np.bool_]  # [clients]
 
 
 def tune(simulation: Simulation, tuned: Store, clients: Clients, number: int) -> None:
@@ -57,7 +61,8 @@ def score(
     """Score what clients can use now: "global", "personal" (the state), "tuned" (fine-tuned from the state).
 
     A client without a model in its state is as a newcomer: once it is in `tuned`, that is its personal model. With
-    `blends`, mixtures of the global and the last personal model (tuned, if any) are scored too, as "blend 0.25" etc.
+    `blends`, mixtures of the global and the last personal model (tuned, if any) are scored too, as "blend 0.25" etc.,
+    where both are of one architecture and in full precision.
     """
     fed, rule = simulation.federation, simulation.federation.algorithm.client
     down = simulation.down()
@@ -72,7 +77,7 @@ def score(
             if twice and "tuned" not in models:  # a newcomer, among clients that have both
                 models["tuned"] = models["personal"]
             last = models.get("tuned", models.get("personal"))
-            base = shared if blends and problem.personal_net is problem.net else None  # else no choice to prepare
+            base = shared if blends and _can_choose(problem, rule) else None
             if base is not None and last is not None:
                 models |= {f"blend {share}": _blend(base, last, share) for share in SHARES}
             for name, params in models.items():
@@ -86,7 +91,14 @@ def score(
     if shared is not None:
         for split, rows in splits.items():
             joined["global", split] = score_shared(fed.problems[0], shared, fed.data, rows, clients)
-    return Scored(joined, {name: _in_order(clients, parts) for name, parts in gains.items()})
+    chooses = np.array([_can_choose(fed.problems[which], rule) for which in fed.problem_of[clients]], dtype=np.bool_)
+    return Scored(joined, {name: _in_order(clients, parts) for name, parts in gains.items()}, chooses)
+
+
+def _can_choose(problem: Problem, rule: ClientRule) -> bool:
+    """Say whether a client's device takes the global model, and blends with it, which have all their bits."""
+    quantized = problem.bits is not None or getattr(rule, "bits", None) is not None
+    return problem.personal_net is problem.net and not quantized
 
 
 def _alike(simulation: Simulation, tuned: Store | None, clients: Clients) -> Iterator[Clients]:

@@ -30,16 +30,25 @@ class Size:
 
 
 def measure(simulation: Simulation, tuned: Store | None, clients: Clients) -> dict[str, Size]:
-    """Return the sizes of the models of clients; where a rule has no compact form, one client stands for all."""
-    alike = not hasattr(simulation.federation.algorithm.client, "packed") and len(simulation.federation.problems) == 1
-    found: dict[str, list[tuple[int, int]]] = {}
-    for client in map(int, clients[:1] if alike else clients):
-        for name, parts in packed_models(simulation, tuned, client).items():
-            found.setdefault(name, []).append((wire.parameters(parts), wire.size(compacted(parts))))
-    if alike and "personal" in found:  # the one client may be a newcomer, which has no model that is tuned again
-        found.setdefault("tuned", found["personal"])
-    means = {name: np.mean(values, axis=0) for name, values in found.items()}
-    return {name: Size(round(mean[0]), round(mean[1])) for name, mean in means.items()}
+    """Return the sizes of the models of clients; where a rule has no compact form, one client stands for its kind."""
+    alike = not hasattr(simulation.federation.algorithm.client, "packed")
+    kinds = simulation.federation.problem_of[clients]
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for which in np.unique(kinds):
+        members = clients[kinds == which]
+        for client in map(int, members[:1] if alike else members):
+            models = packed_models(simulation, tuned, client)
+            if alike and "personal" in models:  # it may be a newcomer, which has no model that is tuned again
+                models.setdefault("tuned", models["personal"])
+            for name, parts in models.items():
+                standing = len(members) if alike else 1
+                found.setdefault(name, []).append((wire.parameters(parts), wire.size(compacted(parts)), standing))
+    sizes = {}
+    for name, values in found.items():
+        parameters, size, standing = np.array(values, dtype=np.float64).T
+        means = (round(float(np.average(column, weights=standing))) for column in (parameters, size))
+        sizes[name] = Size(*means)
+    return sizes
 
 
 def packed_models(simulation: Simulation, tuned: Store | None, client: int) -> dict[str, tuple[Tree, ...]]:

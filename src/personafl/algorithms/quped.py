@@ -1,0 +1,320 @@
+"""QuPeD: personal models that are quantized, each with its own architecture and bits, and learn by distillation.
+
+K. Ozkara et al., *QuPeD: Quantized Personalization via Distillation with Applications to Federated Learning*, NeurIPS
+2021, Algorithm 2. Client i has a full-precision personal model x in an architecture of its own and, for each quantized
+layer, centers c, of which a weight's quantization Q_c(x) takes the nearest; all share a model w, which teaches:
+
+    F_i(x, c, w) = (1−λ_p)[f_i(x) + f_i(Q̃_c(x))] + λ_p[KD_i(x, w) + KD_i(Q̃_c(x), w)] + λ_t·R(x, c)
+    KD_i(x, w)   = the mean of KL(softmax of w's scores ‖ softmax of x's scores) over client i's samples
+
+    client i, from w_i = w_t, for each minibatch:
+        x   ← prox_{η₁λ_t R(·, c)}(x − η₁ ∇_x F_i)
+        c   ← prox_{η₂λ_t R(x, ·)}(c − η₂ ∇_c F_i)  at the new x, then sorted
+        w_i ← w_i − η₃ ∇_w F_i                      at the new x and c: distillation alone, no cross-entropy
+    server:  w_{t+1} = mean of the new w_i
+
+The personal model is Q_c(x). Q̃ is the hard quantizer, whose gradient is 0 in the weights that it quantizes and in c_j
+the sum over its members; or with `sharpness` P the soft one, which tends to it. λ_t = penalty · t / growth^t in round
+t. From round `freeze_after` on, weights stay with the centers they are then at and move with them; centers and what is
+not quantized go on training. Without bits there are no centers, no Q̃ terms and no prox. λ_p = 0 is training alone.
+
+Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `core.quantize`). R's factor ½ is in
+the widths here, so the λ of the authors' runs is twice this one.
+
+Baselines of the paper that differ in one line, by `coupling`:
+
+    "mutual" (`fml`)       w_i also learns from labels, and from x as its teacher: ∇_w[(1−λ_p) f_i(w) + λ_p KD_i(w, x)]
+                           (T. Shen et al., *Federated Mutual Learning*, 2020); full precision there
+    "proximity" (`qupel`)  (λ_p/2)‖x − w‖² in place of both KD terms, with f_i in full weight: one architecture for all
+                           (K. Ozkara et al., QuPeL); the server mixes as pFedMe's does
+
+and by its centers: center_start = "unit" with center_lr = 0 is ProxQuant (Y. Bai et al., 2019; bits = 1: centers ±1).
+One client with all the data and λ_p = 0 is the paper's Algorithm 1.
+
+x starts at the first w that the client receives if that is its architecture, else it is drawn; centers start from x.
+
+Deviations: the paper's λ_t counts epochs, this one rounds. The authors' runs take all of ∇_x f_i(Q_c(x)) as 0, also for
+the layers that are not quantized, which here learn from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+from torch.func import grad, grad_and_value
+from torch.nn import functional
+
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
+from personafl.algorithms.personal import retrained
+from personafl.algorithms.training import Count, NonNegative, Rate, Training
+from personafl.core import quantize, tree
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.batches import Batch, Batches, Data, Steps
+from personafl.core.optim import OptimizerSpec, Sgd
+from personafl.core.terms import pull
+from personafl.core.tree import Params, Tree
+from personafl.errors import BadInput
+
+__all__ = ["QupedClient", "divergence", "fml", "quped", "qupel"]
+
+Share = Annotated[float, Ge(0), Le(1)]
+Bits = Annotated[int, Ge(1), Le(8)]
+Growth = Annotated[float, Gt(0), Le(1)]
+Coupling = Literal["distillation", "mutual", "proximity"]
+CenterStart = Literal["weights", "unit"]
+
+
+class Centered(NamedTuple):
+    """State of a client: x, and the centers of its quantized weights. Both never leave the device."""
+
+    model: Params
+    centers: Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class QupedClient:
+    """Client rule: proximal steps on x and c, and distillation steps on w_i, on the same minibatches."""
+
+    training: Training = field(default_factory=Training)  # of x
+    tune: Steps = field(default_factory=lambda: Steps(epochs=5))
+    shared: OptimizerSpec = field(default_factory=Sgd)  # of w
+    centers: Sgd = field(default_factory=lambda: Sgd(lr=1e-4))
+    bits: int | None = None  # where the problem does not say
+    coupling: Coupling = "distillation"
+    distillation: float = 0.25  # λ_p
+    center_start: CenterStart = "weights"
+    penalty: float = 1e-6
+    growth: float = 1.0
+    sharpness: float | None = None
+    freeze_after: int | None = None
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """One pass of local training."""
+        return {"local": self.training.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """The same with w fixed."""
+        return {"tune": self.tune}
+
+    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Centered:
+        """Return where x and c start."""
+        own = problem.personal_net is not problem.net
+        if own and self.coupling == "proximity":
+            raise BadInput("devices: qupel compares weights with the shared model's, so all have its architecture")
+        like = next(iter(down.model.values()))
+        model = tree.map(lambda p: p.to(like), problem.personal_net.init(generator)) if own else down.model
+        bits = problem.bits or self.bits
+        names = quantize.quantizable(problem.personal_net.shapes) if bits else ()
+        return Centered(model, {name: self._first_centers(model[name], 2 ** (bits or 0)) for name in names})
+
+    def update(self, problem: Problem, down: Model, state: Centered, data: Data) -> tuple[Centered, Change]:
+        """Train x, c and w_i."""
+        state, w, loss = self._train(problem, down.model, state, data.phases["local"], data.round, teach=True)
+        return state, Change(tree.sub(w, down.model), loss)
+
+    def personalize(self, problem: Problem, down: Model, state: Centered, data: Data) -> Centered:
+        """Train x and c under w as it is."""
+        return self._train(problem, down.model, state, data.phases["tune"], data.round, teach=False)[0]
+
+    def models(self, problem: Problem, down: Model, state: Centered) -> dict[str, Params]:
+        """Return w and Q_c(x)."""
+        return {"global": down.model, "personal": _quantized(state.model, state.centers)}
+
+    def packed(self, problem: Problem, down: Model, state: Centered) -> dict[str, tuple[Tree, ...]]:
+        """Return w, and Q_c(x) with its codes in as many bits as they need."""
+        codes = {name: quantize.pack(state.model[name], centers) for name, centers in state.centers.items()}
+        return {"global": (down.model,), "personal": (state.model | codes,)}
+
+    def _first_centers(self, weight: Tensor, levels: int) -> Tensor:
+        if self.center_start == "unit":
+            return torch.linspace(-1, 1, levels, dtype=weight.dtype, device=weight.device)
+        return quantize.initial_centers(weight, levels)
+
+    def _train(
+        self, problem: Problem, w: Params, state: Centered, batches: Batches, round_: Tensor, *, teach: bool
+    ) -> tuple[Centered, Params, Tensor]:
+        """Return the new x and c, w_i, and the mean loss of x."""
+        rates = self.training.optimizer.rate(round_), self.centers.rate(round_)
+        penalty = self.penalty * round_ / self.growth**round_
+        widths = tuple(penalty * rate for rate in rates)
+        frozen = round_ >= (torch.inf if self.freeze_after is None else self.freeze_after)
+        specs = self.training.optimizer, self.centers, self.shared
+        on_x, on_c, on_w = (spec.at(round_) for spec in specs)
+        x, c = _settled(state.model, state.centers, frozen), state.centers
+        kept = on_x.init(x), on_c.init(c), on_w.init(w)
+        total = torch.zeros((), device=batches.device)
+        for batch in batches.each():
+            before = x, c, w, kept
+            gradient, loss = grad_and_value(self._loss_of_x)(x, c, w, problem, batch)
+            step, kept_x = on_x.update(gradient, kept[0], x)
+            moved = _near_centers(tree.add(x, step), c, widths[0])
+            x = {name: torch.where(frozen, x[name], moved[name]) if name in c else moved[name] for name in x}
+
+            step, kept_c = on_c.update(grad(self._loss_of_c)(c, x, w, problem, batch), kept[1], c)
+            x, c = _moved_centers(x, c, tree.add(c, step), widths[1], frozen)
+
+            kept_w = kept[2]
+            if teach:
+                step, kept_w = on_w.update(grad(self._loss_of_w)(w, x, c, problem, batch), kept_w, w)
+                w = tree.add(w, step)
+            alive = batch.real.any()
+            x, c, w, kept = tree.where(alive, (x, c, w, (kept_x, kept_c, kept_w)), before)
+            total = total + torch.where(alive, loss, 0.0)
+        return Centered(x, c), w, total / batches.real.any(-1).sum().clamp(min=1)
+
+    def _loss_of_x(self, x: Params, c: Params, w: Params, problem: Problem, batch: Batch) -> Tensor:
+        teacher = self._teacher(w, problem, batch)
+        loss = self._taught(problem, x, teacher, batch)
+        if self.coupling == "proximity":
+            loss = loss + pull(x, w, self.distillation)
+        # The hard quantizer's gradient is 0 in the weights it quantizes; through this term the other layers learn to
+        # serve the quantized ones.
+        return loss + self._taught(problem, self._soft(x, c), teacher, batch) if c else loss
+
+    def _loss_of_c(self, c: Params, x: Params, w: Params, problem: Problem, batch: Batch) -> Tensor:
+        if not c:
+            return torch.zeros((), device=batch.x.device)
+        return self._taught(problem, self._soft(x, c), self._teacher(w, problem, batch), batch)
+
+    def _loss_of_w(self, w: Params, x: Params, c: Params, problem: Problem, batch: Batch) -> Tensor:
+        if self.coupling == "proximity":
+            return pull(w, x, self.distillation)
+        scores = problem.net.apply(w, batch.x, batch.real, batch.key)
+        models = (x, self._soft(x, c)) if c else (x,)
+        others = [problem.personal_net.apply(model, batch.x, batch.real, batch.key) for model in models]
+        if self.coupling == "mutual":
+            taught = torch.stack([_mean(divergence(other, scores), batch) for other in others]).sum()
+            return (1 - self.distillation) * _mean(problem.loss(scores, batch.y), batch) + self.distillation * taught
+        return self.distillation * torch.stack([_mean(divergence(scores, other), batch) for other in others]).sum()
+
+    def _teacher(self, w: Params, problem: Problem, batch: Batch) -> Tensor | None:
+        if self.coupling == "proximity":
+            return None
+        return problem.net.apply(w, batch.x, batch.real, batch.key)
+
+    def _taught(self, problem: Problem, model: Params, teacher: Tensor | None, batch: Batch) -> Tensor:
+        """(1−λ_p) f + λ_p KD of a personal model; f alone where there is no teacher."""
+        scores = problem.personal_net.apply(model, batch.x, batch.real, batch.key)
+        own = _mean(problem.loss(scores, batch.y), batch)
+        if teacher is None:
+            return own
+        return (1 - self.distillation) * own + self.distillation * _mean(divergence(teacher, scores), batch)
+
+    def _soft(self, x: Params, c: Params) -> Params:
+        return _quantized(x, c, self.sharpness)
+
+
+def divergence(teacher: Tensor, pupil: Tensor) -> Tensor:
+    """Return KL(softmax(teacher) ‖ softmax(pupil)) per sample [batch], of scores [batch, …, classes]."""
+    log_p, log_q = functional.log_softmax(teacher, -1), functional.log_softmax(pupil, -1)
+    entries = (log_p.exp() * (log_p - log_q)).sum(-1)  # [batch, …]
+    return entries.reshape(len(entries), -1).mean(-1)
+
+
+def _mean(values: Tensor, batch: Batch) -> Tensor:
+    return torch.where(batch.real, values, 0.0).sum() / batch.real.sum().clamp(min=1)
+
+
+def _quantized(x: Params, c: Params, sharpness: float | None = None) -> Params:
+    """Return x with its quantized weights at their centers, or softly near them."""
+    if sharpness is None:
+        return x | {name: quantize.hard(x[name], centers) for name, centers in c.items()}
+    return x | {name: quantize.soft(x[name], centers, sharpness) for name, centers in c.items()}
+
+
+def _settled(x: Params, c: Params, frozen: Tensor) -> Params:
+    """Put frozen weights on their centers."""
+    return x | {name: torch.where(frozen, quantize.hard(x[name], centers), x[name]) for name, centers in c.items()}
+
+
+def _near_centers(x: Params, c: Params, width: Tensor) -> Params:
+    return x | {name: quantize.prox_weights(x[name], centers, width) for name, centers in c.items()}
+
+
+def _moved_centers(x: Params, c: Params, moved: Params, width: Tensor, frozen: Tensor) -> tuple[Params, Params]:
+    """Return the prox of the centers after a gradient step, sorted; frozen weights go with them."""
+    weights, centers = dict(x), {}
+    for name, before in c.items():
+        after = quantize.prox_centers(moved[name], x[name], width, before)
+        carried = after[quantize.nearest(x[name], before)]
+        weights[name] = torch.where(frozen, carried, x[name])
+        centers[name] = quantize.sorted_centers(after)
+    return weights, centers
+
+
+def quped(
+    training: Training,
+    *,
+    bits: Bits | None = None,
+    distillation: Share = 0.25,
+    penalty: NonNegative = 1e-6,
+    growth: Growth = 1.0,
+    center_lr: NonNegative = 1e-4,
+    center_start: CenterStart = "weights",
+    shared_lr: Rate | None = None,
+    sharpness: Rate | None = None,
+    freeze_after: Count | None = None,
+    tune_epochs: Count = 5,
+    server: OptimizerSpec = PLAIN_MEAN,
+) -> Algorithm:
+    """Quantized personal models, of each client's own size, that learn from each other by distillation."""
+    client = QupedClient(
+        training=training,
+        tune=retrained(training, lr=None, epochs=tune_epochs).work,
+        shared=retrained(training, lr=shared_lr, epochs=None).optimizer,
+        centers=Sgd(lr=center_lr, schedule=training.optimizer.schedule),
+        bits=bits,
+        distillation=distillation,
+        center_start=center_start,
+        penalty=penalty,
+        growth=growth,
+        sharpness=sharpness,
+        freeze_after=freeze_after,
+    )
+    return Algorithm("quped", client, Averaging(optimizer=server), own_networks=True, uses_bits=True)
+
+
+def fml(
+    training: Training, *, distillation: Share = 0.5, shared_lr: Rate | None = None, tune_epochs: Count = 5
+) -> Algorithm:
+    """A shared and a personal model, of whatever architecture, that teach each other."""
+    alike = quped(training, distillation=distillation, shared_lr=shared_lr, tune_epochs=tune_epochs)
+    client = dataclasses.replace(alike.client, coupling="mutual")  # type: ignore[type-var]
+    return Algorithm("fml", client, alike.server, own_networks=True)
+
+
+def qupel(
+    training: Training,
+    *,
+    bits: Bits | None = None,
+    proximity: Rate = 0.25,
+    penalty: NonNegative = 1e-6,
+    growth: Growth = 1.0,
+    center_lr: NonNegative = 1e-4,
+    shared_lr: Rate | None = None,
+    freeze_after: Count | None = None,
+    mixing: Rate = 1.0,
+    tune_epochs: Count = 5,
+) -> Algorithm:
+    """Quantized personal models held to the shared one by a quadratic pull."""
+    alike = quped(
+        training,
+        bits=bits,
+        penalty=penalty,
+        growth=growth,
+        center_lr=center_lr,
+        shared_lr=shared_lr,
+        freeze_after=freeze_after,
+        tune_epochs=tune_epochs,
+        server=Sgd(lr=mixing),
+    )
+    client = dataclasses.replace(alike.client, coupling="proximity", distillation=proximity)  # type: ignore[type-var]
+    return Algorithm("qupel", client, alike.server, uses_bits=True)

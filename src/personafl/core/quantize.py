@@ -1,0 +1,191 @@
+"""Quantization of one weight tensor x to m learned values, the centers c_1 ≤ … ≤ c_m (K. Ozkara et al., QuPeD, 2021).
+
+    Q_c(x)_i = the center nearest to x_i                                        `nearest`, `hard`
+    Q̃_c(x)_i = c_1 + Σ_{j≥2} (c_j − c_{j−1})·σ(P(x_i − (c_j + c_{j−1})/2))      `soft`, appendix A.4
+    R(x, c)  = ½ Σ_i |x_i − Q_c(x)_i|                                           `distance`
+
+The two proxes are of R in x (`prox_weights`, eq. 11) and of R in c (`prox_centers`, appendix D.1, the sign of whose
+printed form is corrected here). The members of a center are the entries nearest to it.
+
+All functions are pure and run under vmap and grad; centers come sorted and in the dtype of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from personafl.core.split import listed
+from personafl.core.wire import Quantized
+from personafl.errors import BadInput
+
+__all__ = [
+    "distance",
+    "hard",
+    "initial_centers",
+    "nearest",
+    "pack",
+    "prox_centers",
+    "prox_centers_exact",
+    "prox_weights",
+    "quantizable",
+    "soft",
+    "sorted_centers",
+]
+
+
+def nearest(x: Tensor, centers: Tensor) -> Tensor:
+    """Return codes, int64 in the shape of x: the place of the nearest center, the lower one of two as near."""
+    borders = (centers[1:] + centers[:-1]) / 2
+    # The zeros stack x where only the centers are stacked; searchsorted would take it expanded, and warn.
+    flat = x.reshape(-1) + torch.zeros_like(centers[:1])
+    return torch.searchsorted(borders, flat).reshape(x.shape)
+
+
+def hard(x: Tensor, centers: Tensor) -> Tensor:
+    """Return Q_c(x). Its gradient is 0 in x; in c_j it is the sum of the incoming one over the members of c_j.
+
+    That is what the paper's reference runs use for Q̃ (P → ∞).
+    """
+    return centers[nearest(x, centers)]
+
+
+def soft(x: Tensor, centers: Tensor, sharpness: float | Tensor) -> Tensor:
+    """Return Q̃_c(x), smooth in x and c; sharpness = P, and P → ∞ is `hard` (half-way between centers, their mean)."""
+    result = centers[0].expand_as(x)
+    for low, high in pairwise(centers.unbind()):  # one step at a time: [m − 1, *x.shape] is made only for gradients
+        result = result + (high - low) * torch.sigmoid(sharpness * (x - (high + low) / 2))
+    return result
+
+
+def distance(x: Tensor, centers: Tensor) -> Tensor:
+    """Return R(x, c) = ½ Σ |x_i − nearest center|."""
+    return (x - hard(x, centers)).abs().sum() / 2
+
+
+def prox_weights(x: Tensor, centers: Tensor, width: float | Tensor) -> Tensor:
+    """Return the prox of width·R(·, c): a step of width/2 towards the nearest center, onto it if it is that near.
+
+    R is not convex, but this is a global minimiser of width·R(y, c) + ½‖y − x‖² everywhere: an entry's minimum with a
+    given center is the Huber function of their distance, which increases, so that the nearest center is best. The
+    minimiser is unique but for entries half-way between two centers; there it jumps, and the lower center is taken.
+    """
+    center = hard(x, centers)
+    offset, step = x - center, width / 2
+    return torch.where(offset.abs() <= step, center, x - offset.sign() * step)
+
+
+def prox_centers(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor | None = None) -> Tensor:
+    """Return the prox of width·R(x, ·) linearised in c: c_j + (width/2)·(#{members > at_j} − #{members < at_j}).
+
+    `centers` is μ, after the gradient step; `at` are the centers before it, which say whose member an entry is and on
+    which side (default: μ). Entries on their center count for neither side, a center without members stays at μ.
+
+    The linear model has no median to stop at. The result is `prox_centers_exact` where no member lies between at_j and
+    the place where c_j lands, at_j included; elsewhere c_j goes too far: over members that it passes, whose pull turns
+    round, and off those that are on it, which would hold it with up to width/2 each. The printed form has the other
+    sign, which pushes centers away from their median, against its own derivation.
+
+    The result may be out of order where centers are close: see `sorted_centers`.
+    """
+    at = centers if at is None else at
+    codes = nearest(x, at).reshape(-1)
+    sides = (x.reshape(-1) - at[codes]).sign().long()
+    return centers + width / 2 * _sums(sides, codes, at).to(centers.dtype)
+
+
+def prox_centers_exact(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor | None = None) -> Tensor:
+    """Return argmin_c (width/2)·Σ_j Σ_{members i of at_j} |x_i − c_j| + ½‖c − μ‖²: towards the median, never past it.
+
+    Arguments as of `prox_centers`. Members are those of `at`, so the sum bounds R(x, c) from above and equals it at
+    `at`: unlike the linearised one, this step never increases R(x, c)·width + ½‖c − μ‖². It costs a sort of x.
+
+    Let s_1 ≤ … ≤ s_n be the members of one center and t_k = μ + (width/2)·(n − 2k), where it would land with just k of
+    them below. The minimiser is above s_k if and only if s_k < t_k. That holds for the first K members and no others,
+    as s increases and t decreases; so the minimiser is min(t_K, s_{K+1}).
+    """
+    at = centers if at is None else at
+    ordered = x.reshape(-1).sort().values
+    codes = nearest(ordered, at)
+    members = _sums(torch.ones_like(codes), codes, at)
+    first = members.cumsum(0) - members
+    place = torch.arange(1, len(ordered) + 1, device=x.device) - first[codes]  # k, from 1 in each center
+
+    def landing(center: Tensor, count: Tensor, below: Tensor) -> Tensor:
+        return center + width / 2 * (count - 2 * below).to(center.dtype)
+
+    below = _sums((ordered < landing(centers[codes], members[codes], place)).long(), codes, at)
+    free = landing(centers, members, below)
+    stop = ordered[(first + below).clamp(max=len(ordered) - 1)]
+    return torch.where(below < members, torch.minimum(free, stop), free)
+
+
+def _sums(values: Tensor, codes: Tensor, centers: Tensor) -> Tensor:
+    """Return [m] sums of integers over the members of each center: exact, in whatever order they are added."""
+    return torch.zeros_like(centers, dtype=torch.int64).scatter_add(0, codes, values)
+
+
+def sorted_centers(centers: Tensor) -> Tensor:
+    """Return the centers in order, as all functions want them. Codes that are kept fixed would lose their meaning."""
+    return centers.sort().values
+
+
+def initial_centers(x: Tensor, levels: int) -> Tensor:
+    """Return m = levels centers, strictly increasing: for m > 2 evenly from min x to max x.
+
+    For m = 2 they are the means of the negative and of the non-negative entries; where one kind is missing, of those
+    below the mean and the others. Around entries that are all the same, to rounding, centers spread by ± √ε of their
+    size (of 1 for zeros).
+    """
+    low, high = _means_of_sides(x) if levels == 2 else (x.amin(), x.amax())
+    size = torch.maximum(low.abs(), high.abs())
+    limits = torch.finfo(x.dtype)
+    hair = limits.eps**0.5 * torch.where(size > limits.tiny / limits.eps, size, 1)
+    close = high - low < hair
+    ends = torch.where(close, low - hair, low), torch.where(close, high + hair, high)
+    return torch.lerp(*ends, torch.linspace(0, 1, levels, dtype=x.dtype, device=x.device))
+
+
+def _means_of_sides(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of the negative entries and that of the others, or of those below the mean and the others."""
+    both = (x < 0).any() & (x >= 0).any()
+    border = torch.where(both, 0, x.mean())
+
+    def mean(chosen: Tensor) -> Tensor:
+        return torch.where(chosen.any(), torch.where(chosen, x, 0).sum() / chosen.sum().clamp(min=1), border)
+
+    return mean(x < border), mean(x >= border)
+
+
+def quantizable(shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
+    """Return the names of the parameters to quantize: every weight of ≥ 2 dimensions but the first and last layer's.
+
+    `shapes` has the parameters in the order in which the network registers them (`Net.shapes`), which says what is
+    first and last, as it does for the parts `input` and `output`. Vectors (biases, norms) stay in full precision, and
+    so does what the network holds beside its layers (a class token). An adapter goes with the layer it belongs to.
+    """
+    weights = {name: _layer(name) for name, shape in shapes.items() if len(shape) >= 2 and "." in name}
+    layers = [layer for name, layer in weights.items() if "adapter" not in name.split(".")]
+    ends = layers[:1] + layers[-1:]
+    inner = tuple(name for name, layer in weights.items() if layer not in ends)
+    if not inner:
+        found = listed(list(dict.fromkeys(layers))) or "none"
+        raise BadInput(
+            "model: it has no layer to quantize, since the first and the last one stay in full precision (layers with "
+            f"weights: {found}); take a model with a layer between them, or full precision for this one"
+        )
+    return inner
+
+
+def _layer(name: str) -> str:
+    """Return the layer of a parameter; of an adapter's parameter the layer that has the adapter."""
+    path = name.split(".")[:-1]
+    return ".".join(path[: path.index("adapter")] if "adapter" in path else path)
+
+
+def pack(x: Tensor, centers: Tensor) -> Quantized:
+    """Return Q_c(x) as it is stored and sent: ⌈log₂ m⌉ bits an entry, and the centers."""
+    return Quantized.of(nearest(x, centers), centers)

@@ -1,0 +1,334 @@
+"""QuPeD against Algorithm 2, worked in numpy; its limits and its packed models; float64."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from least_squares import LeastSquares
+from personafl.algorithms import METHODS, Training
+from personafl.algorithms.averaging import Model
+from personafl.algorithms.quped import Centered, QupedClient, divergence, fml, quped, qupel
+from personafl.core import quantize, rng, tree, wire
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.batches import Batches, Data, Steps
+from personafl.core.losses import cross_entropy
+from personafl.core.net import Net
+from personafl.core.optim import Sgd
+from personafl.errors import BadInput
+from personafl.testing import check_algorithm, make_case
+
+Array = NDArray[np.float64]
+F64 = torch.float64
+ETA, CENTER, SHARED, SHARE, PENALTY, ROUND, SAMPLES = 0.3, 0.2, 0.4, 0.35, 0.05, 3, 7
+DEEP = Net(lambda: nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(3)))).to(torch.device("cpu"), F64)
+PROBLEM = Problem(DEEP, cross_entropy)
+NAMES = ("0.weight", "1.weight", "2.weight")
+
+
+TRAINING = Training(work=Steps(steps=1, batch=None), optimizer=Sgd(lr=ETA))
+
+
+def client(**changes: object) -> QupedClient:
+    settings = {"bits": 1, "center_lr": CENTER, **changes}
+    built = quped(TRAINING, distillation=SHARE, penalty=PENALTY, shared_lr=SHARED, **settings).client  # type: ignore[arg-type]
+    assert isinstance(built, QupedClient)
+    return built
+
+
+def drawn() -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
+    """Inputs, one-hot targets, a personal and a shared model."""
+    generator = np.random.default_rng(2)
+    labels = generator.integers(3, size=SAMPLES)
+    x, w = ({name: generator.normal(size=(3, 3)) for name in NAMES} for _ in range(2))
+    return generator.normal(size=(SAMPLES, 3)), np.eye(3)[labels], x, w
+
+
+def data_of(inputs: Array, targets: Array, steps: int = 1, number: int = ROUND) -> Data:
+    rows = torch.arange(SAMPLES).expand(steps, SAMPLES)
+    batches = Batches(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets.argmax(1)),
+        rows,
+        torch.ones_like(rows, dtype=torch.bool),
+        torch.zeros(steps, dtype=torch.int64),
+    )
+    return Data({"local": batches, "tune": batches}, torch.tensor(SAMPLES), torch.tensor(float(number), dtype=F64))
+
+
+def tensors(model: dict[str, Array]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(value.copy()) for name, value in model.items()}
+
+
+def scores(model: dict[str, Array], inputs: Array) -> Array:
+    return inputs @ model["0.weight"].T @ model["1.weight"].T @ model["2.weight"].T
+
+
+def softmax(s: Array) -> Array:
+    e = np.exp(s - s.max(1, keepdims=True))
+    p: Array = e / e.sum(1, keepdims=True)
+    return p
+
+
+def backward(model: dict[str, Array], inputs: Array, g: Array) -> dict[str, Array]:
+    """Gradients of a linear network of three layers, given that of the scores."""
+    first, second, third = (model[name] for name in NAMES)
+    h1 = inputs @ first.T
+    return {
+        "2.weight": g.T @ (h1 @ second.T),
+        "1.weight": (g @ third).T @ h1,
+        "0.weight": (g @ third @ second).T @ inputs,
+    }
+
+
+def taught(model: dict[str, Array], teacher: Array, inputs: Array, targets: Array) -> dict[str, Array]:
+    """∇ of (1−λ_p) f + λ_p KL(p ‖ q): with q = softmax(s), ∂f/∂s = q − y and ∂KL/∂s = q − p."""
+    q = softmax(scores(model, inputs))
+    return backward(model, inputs, ((1 - SHARE) * (q - targets) + SHARE * (q - teacher)) / len(inputs))
+
+
+def by_hand(
+    inputs: Array, targets: Array, x: dict[str, Array], c: Array, w: dict[str, Array]
+) -> tuple[dict[str, Array], Array, dict[str, Array]]:
+    """One iteration, lines 10–14, with the hard quantizer on the middle layer."""
+    penalty = PENALTY * ROUND
+    teacher = softmax(scores(w, inputs))
+    gradient = taught(x, teacher, inputs, targets)
+    quantized = {**x, "1.weight": c[np.abs(x["1.weight"][..., None] - c).argmin(-1)]}
+    through = taught(quantized, teacher, inputs, targets)  # nothing for the quantized weights themselves
+    gradient |= {name: gradient[name] + through[name] for name in ("0.weight", "2.weight")}
+    x = {name: x[name] - ETA * gradient[name] for name in NAMES}
+    middle = x["1.weight"]
+    nearest = np.abs(middle[..., None] - c).argmin(-1)
+    offset = middle - c[nearest]
+    width = penalty * ETA / 2
+    x["1.weight"] = np.where(np.abs(offset) <= width, c[nearest], middle - np.sign(offset) * width)
+
+    members = np.abs(x["1.weight"][..., None] - c).argmin(-1)
+    per_weight = taught({**x, "1.weight": c[members]}, teacher, inputs, targets)["1.weight"]
+    after = []
+    for j in range(len(c)):
+        own = members == j
+        above, below = ((side & own).sum() for side in (x["1.weight"] > c[j], x["1.weight"] < c[j]))
+        after.append(c[j] - CENTER * per_weight[own].sum() + penalty * CENTER / 2 * (above - below))
+    c = np.sort(after)
+
+    members = np.abs(x["1.weight"][..., None] - c).argmin(-1)
+    for_w = np.zeros_like(inputs)
+    for model in (x, {**x, "1.weight": c[members]}):
+        q = softmax(scores(model, inputs))
+        ratio = np.log(teacher) - np.log(q)
+        for_w += teacher * (ratio - (teacher * ratio).sum(1, keepdims=True)) / len(inputs)  # ∂KL/∂(teacher's scores)
+    gradient = backward(w, inputs, for_w)
+    return x, c, {name: w[name] - SHARED * SHARE * gradient[name] for name in NAMES}
+
+
+def test_one_iteration_by_hand() -> None:
+    """x, c and w_i in this order, each at the others' newest values; the new w_i is what is sent (E2)."""
+    inputs, targets, x, w = drawn()
+    c = np.array([-0.6, 0.5])
+    expected_x, expected_c, expected_w = by_hand(inputs, targets, x, c, w)
+    state = Centered(tensors(x), {"1.weight": torch.from_numpy(c)})
+    after, upload = client().update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets))
+    np.testing.assert_allclose(after.centers["1.weight"].numpy(), expected_c, atol=1e-12)
+    for name in NAMES:
+        np.testing.assert_allclose(after.model[name].numpy(), expected_x[name], atol=1e-12)
+        np.testing.assert_allclose((upload.change[name]).numpy(), expected_w[name] - w[name], atol=1e-12)
+
+
+def test_the_shared_model_learns_by_distillation_alone() -> None:
+    """Where the pupils agree with w there is nothing to learn, whatever the labels say; λ_p = 0 never moves it."""
+    inputs, targets, _, w = drawn()
+    data = data_of(inputs, targets)
+    same = Centered(tensors(w), {})
+    still = dataclasses.replace(client(bits=None), training=Training(work=Steps(steps=1), optimizer=Sgd(lr=1e-300)))
+    _, upload = still.update(PROBLEM, Model(tensors(w)), same, data)
+    assert max(float(value.abs().max()) for value in upload.change.values()) < 1e-15
+    alone = dataclasses.replace(client(), distillation=0.0)
+    _, upload = alone.update(PROBLEM, Model(tensors(w)), alone.init(PROBLEM, Model(tensors(w)), rng.generator(0)), data)
+    assert not any(value.any() for value in upload.change.values())
+
+
+def plain(model: dict[str, Array], inputs: Array, targets: Array) -> dict[str, Array]:
+    """∇f."""
+    return backward(model, inputs, (softmax(scores(model, inputs)) - targets) / len(inputs))
+
+
+def test_mutual_learning_by_hand() -> None:
+    """FML: x as in QuPeD; then w_i descends on (1−λ_p) f(w) + λ_p KL(x ‖ w), at the new x."""
+    inputs, targets, x, w = drawn()
+    gradient = taught(x, softmax(scores(w, inputs)), inputs, targets)
+    new = {name: x[name] - ETA * gradient[name] for name in NAMES}
+    gradient = taught(w, softmax(scores(new, inputs)), inputs, targets)
+    rule = fml(TRAINING, distillation=SHARE, shared_lr=SHARED).client
+    data = data_of(inputs, targets)
+    after, upload = rule.update(PROBLEM, Model(tensors(w)), Centered(tensors(x), {}), data)
+    for name in NAMES:
+        np.testing.assert_allclose(after.model[name].numpy(), new[name], atol=1e-12)
+        np.testing.assert_allclose(upload.change[name].numpy(), -SHARED * gradient[name], atol=1e-12)
+
+
+def test_qupel_by_hand() -> None:
+    """x ← x − η₁(∇f(x) + λ_p(x − w)), w_i ← w_i − η₃λ_p(w_i − x); with other architectures it is refused."""
+    inputs, targets, x, w = drawn()
+    gradient = plain(x, inputs, targets)
+    new = {name: x[name] - ETA * (gradient[name] + SHARE * (x[name] - w[name])) for name in NAMES}
+    rule = qupel(TRAINING, proximity=SHARE, shared_lr=SHARED).client
+    after, upload = rule.update(PROBLEM, Model(tensors(w)), Centered(tensors(x), {}), data_of(inputs, targets))
+    for name in NAMES:
+        np.testing.assert_allclose(after.model[name].numpy(), new[name], atol=1e-12)
+        np.testing.assert_allclose(upload.change[name].numpy(), -SHARED * SHARE * (w[name] - new[name]), atol=1e-12)
+    with pytest.raises(BadInput, match="qupel compares weights"):
+        rule.init(other(), Model(tensors(w)), rng.generator(0))
+
+
+def test_proxquant_has_fixed_centers() -> None:
+    """center_start = "unit", center_lr = 0: centers are ±1 and stay there; a large λ puts all weights on them."""
+    inputs, targets, x, w = drawn()
+    rule = dataclasses.replace(client(center_start="unit", center_lr=0.0), penalty=1e3)
+    start = rule.init(PROBLEM, Model(tensors(x)), rng.generator(0))
+    after, _ = rule.update(PROBLEM, Model(tensors(w)), start, data_of(inputs, targets))
+    assert after.centers["1.weight"].tolist() == [-1.0, 1.0]
+    assert set(after.model["1.weight"].flatten().tolist()) <= {-1.0, 1.0}
+
+
+def test_divergence_is_kl_and_its_gradients() -> None:
+    """Against torch's kl_div, per sample; scores of sequences are averaged over positions."""
+    generator = torch.Generator().manual_seed(1)
+    teacher, pupil = (torch.randn((5, 4, 3), generator=generator, dtype=F64) for _ in range(2))
+    expected = nn.functional.kl_div(pupil.log_softmax(-1), teacher.softmax(-1), reduction="none").sum(-1)
+    torch.testing.assert_close(divergence(teacher, pupil), expected.mean(1))
+    torch.testing.assert_close(divergence(teacher[:, 0], pupil[:, 0]), expected[:, 0])
+
+
+def test_full_precision_without_distillation_is_training_alone(problem: LeastSquares) -> None:
+    """x is Local's from the same start, to the bit, on f_i."""
+    training = Training(work=Steps(steps=3, batch=None), optimizer=Sgd(lr=0.05, momentum=0.5))
+    simulation = problem.simulate(quped(training, distillation=0.0), 2)
+    for i in range(3):
+        w = torch.tensor(problem.start)
+        for _ in range(2):
+            b = torch.zeros_like(w)
+            for _ in range(3):
+                b = 0.5 * b + torch.from_numpy(problem.gradient(i, w.numpy()))
+                w = w - 0.05 * b
+        np.testing.assert_allclose(simulation.store.get(i)["model/weight"][0].numpy(), w.numpy(), atol=1e-12)
+
+
+def test_many_levels_tend_to_full_precision() -> None:
+    """m → ∞: the personal model is x itself, to the distance of the centers."""
+    inputs, targets, x, w = drawn()
+    gaps = []
+    for bits in (2, 4, 8):
+        rule = client(bits=bits)
+        state = rule.init(PROBLEM, Model(tensors(x)), rng.generator(0))
+        after, _ = rule.update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets, number=0))
+        own = rule.models(PROBLEM, Model(tensors(w)), after)["personal"]["1.weight"]
+        gaps.append(float((own - after.model["1.weight"]).abs().max()))
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 0.02
+
+
+def test_frozen_weights_stay_with_their_centers() -> None:
+    """From round freeze_after on: codes stay as they are, weights are at centers, centers and other layers move."""
+    inputs, targets, x, w = drawn()
+    rule = client(bits=2, freeze_after=ROUND)
+    state = rule.init(PROBLEM, Model(tensors(x)), rng.generator(0))
+    codes = quantize.nearest(state.model["1.weight"], state.centers["1.weight"])
+    after, _ = rule.update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets, steps=5))
+    assert torch.equal(after.model["1.weight"], after.centers["1.weight"][codes])
+    assert not torch.equal(after.centers["1.weight"], state.centers["1.weight"])
+    assert not torch.equal(after.model["0.weight"], state.model["0.weight"])
+    free, _ = rule.update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets, steps=5, number=ROUND - 1))
+    assert not torch.equal(free.model["1.weight"], quantize.hard(free.model["1.weight"], free.centers["1.weight"]))
+
+
+def test_a_sharp_soft_quantizer_is_nearly_the_hard_one() -> None:
+    """Centers step alike; the soft one also moves x through Q̃."""
+    inputs, targets, x, w = drawn()
+    c = torch.tensor([-0.6, 0.5], dtype=F64)
+    steps = {}
+    for sharpness in (None, 1e8, 2.0):
+        state = Centered(tensors(x), {"1.weight": c})
+        steps[sharpness] = client(sharpness=sharpness).update(
+            PROBLEM, Model(tensors(w)), state, data_of(inputs, targets, number=0)
+        )[0]
+    torch.testing.assert_close(steps[1e8].centers["1.weight"], steps[None].centers["1.weight"], rtol=0, atol=1e-6)
+    assert float((steps[2.0].model["1.weight"] - steps[None].model["1.weight"]).abs().max()) > 1e-3
+
+
+def objective(rule: QupedClient, x: dict[str, Tensor], c: Tensor, inputs: Tensor, labels: Tensor) -> float:
+    """F_λ(x, c) of Algorithm 1 (λ_p = 0)."""
+    soft = {**x, "1.weight": quantize.soft(x["1.weight"], c, float(rule.sharpness or 0))}
+    losses = [cross_entropy(DEEP.apply(model, inputs), labels).mean() for model in (x, soft)]
+    return float(sum(losses) + rule.penalty * ROUND * quantize.distance(x["1.weight"], c))
+
+
+def test_the_objective_never_rises() -> None:
+    """Theorem 1: full gradients, small steps, a smooth quantizer: F_λ decreases in every iteration of Algorithm 1."""
+    inputs, targets, x, w = drawn()
+    rule = dataclasses.replace(
+        client(sharpness=3.0),
+        distillation=0.0,
+        centers=Sgd(lr=0.005),
+        training=Training(work=Steps(steps=1, batch=None), optimizer=Sgd(lr=0.01)),
+    )
+    state = Centered(tensors(x), {"1.weight": torch.tensor([-0.6, 0.5], dtype=F64)})
+    values = []
+    for _ in range(60):
+        model, centers = state
+        pool, labels = torch.from_numpy(inputs), torch.from_numpy(targets.argmax(1))
+        values.append(objective(rule, model, centers["1.weight"], pool, labels))
+        state, _ = rule.update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets))
+    assert all(after <= before + 1e-9 for before, after in itertools.pairwise(values))
+    assert values[0] - values[-1] > 0.1
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 8])
+def test_packed_models_are_the_models(bits: int) -> None:
+    """Codes take so many bits a weight; restored, they are Q_c(x) to the bit."""
+    inputs, targets, x, w = drawn()
+    rule, down = client(bits=bits), Model(tensors(w))
+    state, _ = rule.update(
+        PROBLEM, down, rule.init(PROBLEM, Model(tensors(x)), rng.generator(0)), data_of(inputs, targets)
+    )
+    [part] = rule.packed(PROBLEM, down, state)["personal"]
+    form = part["1.weight"]
+    assert isinstance(form, wire.Quantized)
+    assert len(form.codes) == -(-9 * bits // 8)
+    personal = rule.models(PROBLEM, down, state)["personal"]
+    assert all(torch.equal(value, personal[name]) for name, value in wire.dense(part).items())
+
+
+def wide() -> Problem:
+    net = Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 7), nn.Linear(7, 10)))
+    return Problem(net.to(torch.device("cpu"), F64), cross_entropy)
+
+
+@pytest.mark.parametrize("options", [{"bits": 1}, {"bits": 2, "sharpness": 5.0}, {"bits": 2, "freeze_after": 1}])
+def test_laws_with_centers(options: dict[str, object]) -> None:
+    training = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3))
+    check_algorithm(quped(training, center_lr=0.01, penalty=0.01, **options), wide())  # type: ignore[arg-type]
+
+
+def other() -> Problem:
+    """The client's own network is another one, with bits of its own."""
+    make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 6), nn.Linear(6, 10))  # noqa: E731
+    own = Net(make).to(torch.device("cpu"), F64)
+    return dataclasses.replace(wide(), local_net=own, bits=2)
+
+
+def test_laws_with_an_architecture_of_ones_own(tmp_path: Path) -> None:
+    """The shared model stays what it is; the personal one has the client's network and as many centers as its bits."""
+    training = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1))
+    algorithm: Algorithm = quped(training, center_lr=0.01, penalty=0.01)
+    check_algorithm(algorithm, other())
+    case = make_case(algorithm, other())
+    _, state, _ = case.one_client()
+    assert tree.map(len, state.centers) == {"3.weight": 4}
+    assert "quped" in METHODS
