@@ -15,10 +15,11 @@ from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged
 from personafl.runs.files import read_json
-from personafl.runs.recipe import Recipe, read_toml
+from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
 from personafl.runs.rundir import RunDirectory, claim_name, refuse_existing
 from personafl.runs.runner import Listener, prepare, run_job
+from personafl.runs.values import read_toml
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -348,7 +348,7 @@ def _listed(text: str | None) -> list[str] | None:
 
 def _values(words: list[str] | None, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return a recipe's nested values and its file's name: the file, then the command's options, then the overrides."""
-    from personafl.runs.recipe import apply_overrides, put, read_toml
+    from personafl.runs.values import apply_overrides, put, read_toml
 
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:

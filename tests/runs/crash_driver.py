@@ -27,9 +27,9 @@ import torch
 import personafl.data.build
 from personafl import api, cli
 from personafl.runs import runner
-from personafl.runs.recipe import apply_overrides
 from personafl.runs.rundir import RunDirectory
 from personafl.runs.store import Store
+from personafl.runs.values import apply_overrides
 
 COMMON = [
     "data.partition.kind=iid",

@@ -16,7 +16,7 @@ from personafl.algorithms import METHODS, Training
 from personafl.core.algorithm import Algorithm
 from personafl.data.build import load
 from personafl.data.federated import FederatedData, Ragged, make_federated
-from personafl.runs.recipe import read_toml
+from personafl.runs.values import read_toml
 
 RECIPE = {
     "rounds": 2,
@@ -178,6 +178,6 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_the_names_of_the_package_stay_what_they_are() -> None:
-    code = "import personafl; from personafl import Recipe; from personafl.runs.recipe import read_toml; import sys\n"
+    code = "import personafl; from personafl import Recipe; from personafl.runs.values import read_toml; import sys\n"
     code += "for name in ('run', 'run', 'compare', 'resume'): assert callable(getattr(personafl, name)), name"
     subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.PIPE)

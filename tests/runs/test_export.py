@@ -27,13 +27,14 @@ from personafl.models.cost import multiply_adds
 from personafl.models.factored import FactoredConv2d, FactoredLinear
 from personafl.runs.export import Exported, _file_names
 from personafl.runs.modelfile import card_of, compacted, pack, summed
-from personafl.runs.recipe import Recipe, read_toml
+from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
 from personafl.runs.rundir import RunDirectory
 from personafl.runs.runner import prepare
 from personafl.runs.scoring import tuned_states
 from personafl.runs.simulator import Simulation
 from personafl.runs.store import Store
+from personafl.runs.values import read_toml
 
 MLP = {"model": {"hidden": [24]}}
 CNN = {"model": {"name": "cnn", "channels": [6, 8], "hidden": 16}}

@@ -17,8 +17,8 @@ from crash_driver import FAILPOINTS, differences, outcome
 from personafl import api
 from personafl.errors import BadInput, StorageFailed
 from personafl.runs.files import append, atomic_write, cut, read_json, storage, write_json
-from personafl.runs.recipe import apply_overrides
 from personafl.runs.rundir import RunDirectory
+from personafl.runs.values import apply_overrides
 
 RECIPE = apply_overrides({}, FAILPOINTS)
 MAIN = "from personafl.cli import main; main()"

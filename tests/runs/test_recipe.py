@@ -13,7 +13,7 @@ from personafl.algorithms.uplink import CompressedClient, LowRank, TopEntries, W
 from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Exponential, Linear
-from personafl.runs.recipe import apply_overrides, read_toml
+from personafl.runs.values import apply_overrides, read_toml
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 

@@ -25,9 +25,9 @@ from personafl import api
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.fedavg import fedavg
 from personafl.errors import BadInput, Interrupted
-from personafl.runs.recipe import apply_overrides
 from personafl.runs.rundir import RunDirectory, claim_name
 from personafl.runs.runner import Progress
+from personafl.runs.values import apply_overrides
 
 PERSONAFL = [sys.executable, "-c", "from personafl.cli import main; main()"]
 RECIPE = apply_overrides({}, FAILPOINTS)

@@ -26,13 +26,14 @@ from personafl.models import default_model
 from personafl.models.cost import latency, multiply_adds
 from personafl.runs.files import atomic_write, read_json, storage
 from personafl.runs.modelfile import Network, Part, assembled, card_of, compacted, low_rank, pack
-from personafl.runs.recipe import Recipe, read_toml
+from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
 from personafl.runs.rundir import RunDirectory, resume_command
 from personafl.runs.runner import Job, prepare
 from personafl.runs.simulator import Simulation
 from personafl.runs.sizes import packed_models
 from personafl.runs.store import Store
+from personafl.runs.values import read_toml
 
 __all__ = ["Exported", "ExportedModel", "Latency", "export"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,8 +24,9 @@ from personafl.evaluate.choice import CAUTION
 from personafl.models.adapters import AdapterKind
 from personafl.options import checked, explain, import_path
 from personafl.runs.devices import DeviceSection, check_devices, check_each
+from personafl.runs.values import merged, plain, without_none
 
-__all__ = ["Recipe", "apply_overrides", "put", "read_toml"]
+__all__ = ["Recipe"]
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -235,10 +235,10 @@ class Recipe(Section):
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Recipe:
         """Validate a recipe given as nested dicts; `where` is the file it came from."""
         try:
-            plain = _plain(values)
-            check_each(plain.get("devices", []))
+            given = plain(values)
+            check_each(given.get("devices", []))
             try:
-                recipe = cls.model_validate(plain)
+                recipe = cls.model_validate(given)
             except ValidationError as error:
                 raise explain(error, "", cls) from error
             check_devices(recipe.devices)
@@ -261,7 +261,7 @@ class Recipe(Section):
         base = self.model_dump(mode="json", exclude_none=True)
         base |= {"method": {"name": method, **own, **self.compare.options.get(method, {})}, "seed": seed, "compare": {}}
         named = {"label": label} if variant else {}
-        return Recipe.parse(_merged(base, variant) | named, f"compare.variants.{label}" if variant else "")
+        return Recipe.parse(merged(base, variant) | named, f"compare.variants.{label}" if variant else "")
 
     def for_pretraining(self) -> Recipe | None:
         """Return the recipe of stage (a), or None: the same data and network, without personal parts or devices.
@@ -314,7 +314,7 @@ class Recipe(Section):
     def to_toml(self) -> str:
         """Return the whole recipe, defaults included."""
         none = set() if self.devices else {"devices"}  # after `devices = []` no [[devices]] may be added
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json", exclude=none)))
+        return tomli_w.dumps(without_none(self.model_dump(mode="json", exclude=none)))
 
 
 def build_method(name: str, options: Mapping[str, Any], training: Training, where: str) -> Algorithm:
@@ -334,71 +334,3 @@ def find_method(name: str, where: str, beside: Iterable[str] = ()) -> Callable[.
         raise BadInput(f"{where}: no method {name!r}; {did_you_mean(name, [*METHODS, *beside])}")
     found: Callable[..., Algorithm] = import_path(name, where)
     return found
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a recipe file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadInput(
-            f"{path}: no such recipe file; give a .toml file, options such as --model mlp, or key.sub=value"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not valid TOML: {error}") from error
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return nested values with `key.sub=value` texts applied; a value is TOML, or else plain text."""
-    result: dict[str, Any] = _copied(values)
-    for text in overrides:
-        key, equals, raw = text.partition("=")
-        if not equals or not all(key.split(".")):
-            raise BadInput(f"override {text!r}: write key.sub=value, as in training.lr=0.05")
-        try:
-            value = tomllib.loads(f"value = {raw}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = raw
-        put(result, key.strip(), value)
-    return result
-
-
-def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set `key.sub` in nested values."""
-    *sections, last = key.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise BadInput(f"{key}: {section!r} is a value here, not a section (given: {values!r})")
-    values[last] = value
-
-
-def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with changes put in, section by section; one of another kind or form is put in whole."""
-    result = dict(base)
-    for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(base.get(key), dict)
-        alike = both and all(value.get(name, base[key].get(name)) == base[key].get(name) for name in ("kind", "form"))
-        result[key] = _merged(base[key], value) if alike else value
-    return result
-
-
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, dict) else value for key, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Return nested values as TOML has them, so that a recipe written and read again is the same."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
-    return [_without_none(entry) for entry in value] if isinstance(value, list) else value

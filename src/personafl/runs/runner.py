@@ -34,13 +34,14 @@ from personafl.runs.devices import OwnNetwork, check_method, deal, own_nets
 from personafl.runs.engine import Engine
 from personafl.runs.files import atomic_write, read_json, write_json
 from personafl.runs.interrupt import polite_stop
-from personafl.runs.recipe import CompareSection, Recipe, read_toml
+from personafl.runs.recipe import CompareSection, Recipe
 from personafl.runs.result import Result, make_result
 from personafl.runs.rundir import Checkpoint, RunDirectory, resume_command
 from personafl.runs.scoring import Scored, score, tune
 from personafl.runs.simulator import Federation, Round, Simulation
 from personafl.runs.sizes import measure
 from personafl.runs.store import Store
+from personafl.runs.values import read_toml
 
 START_FILE = "global.safetensors"
 

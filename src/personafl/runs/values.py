@@ -1,0 +1,81 @@
+"""Recipes as plain nested values: read from TOML, overridden from the command line, merged."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from personafl.errors import BadInput
+
+__all__ = ["apply_overrides", "merged", "plain", "put", "read_toml", "without_none"]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a recipe file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInput(
+            f"{path}: no such recipe file; give a .toml file, options such as --model mlp, or key.sub=value"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: not valid TOML: {error}") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return nested values with `key.sub=value` texts applied; a value is TOML, or else plain text."""
+    result: dict[str, Any] = _copied(values)
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise BadInput(f"override {text!r}: write key.sub=value, as in training.lr=0.05")
+        try:
+            value = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = raw
+        put(result, key.strip(), value)
+    return result
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set `key.sub` in nested values."""
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise BadInput(f"{key}: {section!r} is a value here, not a section (given: {values!r})")
+    values[last] = value
+
+
+def merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values with changes put in, section by section; one of another kind or form is put in whole."""
+    result = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(base.get(key), dict)
+        alike = both and all(value.get(name, base[key].get(name)) == base[key].get(name) for name in ("kind", "form"))
+        result[key] = merged(base[key], value) if alike else value
+    return result
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in values.items()}
+
+
+def plain(value: Any) -> Any:
+    """Return nested values as TOML has them, so that a recipe written and read again is the same."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def without_none(value: Any) -> Any:
+    """Return nested values without the entries that are None, which TOML does not have."""
+    if isinstance(value, dict):
+        return {key: without_none(entry) for key, entry in value.items() if entry is not None}
+    return [without_none(entry) for entry in value] if isinstance(value, list) else value
