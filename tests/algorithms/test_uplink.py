@@ -67,7 +67,8 @@ def test_every_method_can_be_compressed(method: str) -> None:
         with make_case(compressed(METHODS[method].build(training), codec)).simulation() as simulation:
             sizes[name] = [simulation.step(number).bytes_up for number in range(2)]
     for name in ("sparse", "low-rank"):
-        assert sizes[name] == sizes["dense"] if method in ("local", "fedspa") else sizes[name] < sizes["dense"]
+        same = method in ("local", "binaryrelax", "fedspa")  # nothing to send, or a form of its own
+        assert sizes[name] == sizes["dense"] if same else sizes[name] < sizes["dense"]
 
 
 # --- the forms ---

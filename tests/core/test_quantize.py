@@ -20,6 +20,7 @@ from personafl.errors import BadInput
 from personafl.models.adapters import Site, with_adapters
 from personafl.models.convolutional import cnn1, cnn2, lenet, resnet20
 from personafl.models.parts import personal_split
+from personafl.models.zoo import bag
 
 F64 = torch.float64
 laws = settings(max_examples=40, deadline=None)
@@ -384,6 +385,15 @@ def test_quantized_weights_of_cnn1() -> None:
     assert quantize.quantizable(Net(cnn1((3, 32, 32), 10)).shapes) == ("3.weight", "7.weight", "9.weight")
 
 
+def test_more_layers_can_be_quantized() -> None:
+    """A bag of words has an embedding and an output layer: quantizing between its ends leaves nothing to do."""
+    shapes = Net(bag(50, 4)).shapes
+    assert quantize.quantizable(shapes, "output") == ("embedding.weight",)
+    assert quantize.quantizable(shapes, "none") == ("embedding.weight", "output.weight")
+    with pytest.raises(BadInput, match="the first and the last one stay in full precision"):
+        quantize.quantizable(shapes)
+
+
 def test_norms_and_tokens_are_no_first_or_last_layer() -> None:
     """A norm in front and behind, and a token of the network's own; all weights of an end layer stay."""
 
@@ -427,7 +437,7 @@ def test_a_network_without_inner_layers_is_refused(module: nn.Module, named: str
     with pytest.raises(BadInput, match="no layer to quantize") as error:
         quantize.quantizable(Net(module).shapes)
     assert named in str(error.value)
-    assert "take a model with a layer between them, or full precision" in str(error.value)
+    assert "take a deeper model, quantize more of it (quped's full_precision)" in str(error.value)
 
 
 # --- packing ---

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from personafl.algorithms.apfl import apfl
+from personafl.algorithms.binaryrelax import binaryrelax
 from personafl.algorithms.ditto import ditto
 from personafl.algorithms.fedalt import fedalt, fedsim
 from personafl.algorithms.fedavg import fedavg
@@ -66,6 +67,7 @@ METHODS: dict[str, Method] = {
     "fedslr": Method(fedslr, "Huang et al., TMLR 2023"),
     "quped": Method(quped, "Ozkara et al., NeurIPS 2021"),
     "qupel": Method(qupel, "Ozkara et al., 2021"),
+    "binaryrelax": Method(binaryrelax, "Yin et al., SIAM J. Imaging Sci. 2018"),
     "fml": Method(fml, "Shen et al., 2020"),
     "fedalt": Method(fedalt, "Pillutla et al., ICML 2022"),
     "fedsim": Method(fedsim, "Pillutla et al., ICML 2022"),

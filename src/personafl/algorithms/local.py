@@ -64,9 +64,8 @@ class LocalClient:
         """There is no global model."""
         return {"personal": state.model}
 
-    @staticmethod
     def _train(
-        problem: Problem, start: Params, batches: Batches, training: Training, round_: Tensor
+        self, problem: Problem, start: Params, batches: Batches, training: Training, round_: Tensor
     ) -> tuple[Params, Tensor]:
         def objective(x: Params, batch: Batch) -> Tensor:
             return mean_loss(problem.personal_net, problem.loss, x, batch)

@@ -16,7 +16,9 @@ layer, centers c, of which a weight's quantization Q_c(x) takes the nearest; all
 The personal model is Q_c(x). Q̃ is the hard quantizer, whose gradient is 0 in the weights that it quantizes and in c_j
 the sum over its members; or with `sharpness` P the soft one, which tends to it. λ_t = penalty · t / growth^t in round
 t. From round `freeze_after` on, weights stay with the centers they are then at and move with them; centers and what is
-not quantized go on training. Without bits there are no centers, no Q̃ terms and no prox. λ_p = 0 is training alone.
+not quantized go on training. Quantized are the weights of all layers but the first and the last (`full_precision`:
+but the last one, or of all), with centers for each tensor; vectors are not. Without bits there are no centers, no Q̃
+terms and no prox. λ_p = 0 is training alone.
 
 Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `core.quantize`). R's factor ½ is in
 the widths here, so the λ of the authors' runs is twice this one.
@@ -57,6 +59,7 @@ from personafl.core import quantize, tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.optim import OptimizerSpec, Sgd
+from personafl.core.quantize import FullPrecision
 from personafl.core.terms import pull
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
@@ -89,6 +92,7 @@ class QupedClient:
     coupling: Coupling = "distillation"
     distillation: float = 0.25  # λ_p
     center_start: CenterStart = "weights"
+    full_precision: FullPrecision = "ends"
     penalty: float = 1e-6
     growth: float = 1.0
     sharpness: float | None = None
@@ -112,7 +116,7 @@ class QupedClient:
         like = next(iter(down.model.values()))
         model = tree.map(lambda p: p.to(like), problem.personal_net.init(generator)) if own else down.model
         bits = problem.bits or self.bits
-        names = quantize.quantizable(problem.personal_net.shapes) if bits else ()
+        names = quantize.quantizable(problem.personal_net.shapes, self.full_precision) if bits else ()
         return Centered(model, {name: self._first_centers(model[name], 2 ** (bits or 0)) for name in names})
 
     def update(self, problem: Problem, down: Model, state: Centered, data: Data) -> tuple[Centered, Change]:
@@ -153,12 +157,13 @@ class QupedClient:
         total = torch.zeros((), device=batches.device)
         for batch in batches.each():
             before = x, c, w, kept
-            gradient, loss = grad_and_value(self._loss_of_x)(x, c, w, problem, batch)
+            teacher = self._teacher(w, problem, batch)
+            gradient, loss = grad_and_value(self._loss_of_x)(x, c, w, teacher, problem, batch)
             step, kept_x = on_x.update(gradient, kept[0], x)
             moved = _near_centers(tree.add(x, step), c, widths[0])
             x = {name: torch.where(frozen, x[name], moved[name]) if name in c else moved[name] for name in x}
 
-            step, kept_c = on_c.update(grad(self._loss_of_c)(c, x, w, problem, batch), kept[1], c)
+            step, kept_c = on_c.update(grad(self._loss_of_c)(c, x, teacher, problem, batch), kept[1], c)
             x, c = _moved_centers(x, c, tree.add(c, step), widths[1], frozen)
 
             kept_w = kept[2]
@@ -170,8 +175,9 @@ class QupedClient:
             total = total + torch.where(alive, loss, 0.0)
         return Centered(x, c), w, total / batches.real.any(-1).sum().clamp(min=1)
 
-    def _loss_of_x(self, x: Params, c: Params, w: Params, problem: Problem, batch: Batch) -> Tensor:
-        teacher = self._teacher(w, problem, batch)
+    def _loss_of_x(
+        self, x: Params, c: Params, w: Params, teacher: Tensor | None, problem: Problem, batch: Batch
+    ) -> Tensor:
         loss = self._taught(problem, x, teacher, batch)
         if self.coupling == "proximity":
             loss = loss + pull(x, w, self.distillation)
@@ -179,10 +185,10 @@ class QupedClient:
         # serve the quantized ones.
         return loss + self._taught(problem, self._soft(x, c), teacher, batch) if c else loss
 
-    def _loss_of_c(self, c: Params, x: Params, w: Params, problem: Problem, batch: Batch) -> Tensor:
+    def _loss_of_c(self, c: Params, x: Params, teacher: Tensor | None, problem: Problem, batch: Batch) -> Tensor:
         if not c:
             return torch.zeros((), device=batch.x.device)
-        return self._taught(problem, self._soft(x, c), self._teacher(w, problem, batch), batch)
+        return self._taught(problem, self._soft(x, c), teacher, batch)
 
     def _loss_of_w(self, w: Params, x: Params, c: Params, problem: Problem, batch: Batch) -> Tensor:
         if self.coupling == "proximity":
@@ -196,6 +202,7 @@ class QupedClient:
         return self.distillation * torch.stack([_mean(divergence(scores, other), batch) for other in others]).sum()
 
     def _teacher(self, w: Params, problem: Problem, batch: Batch) -> Tensor | None:
+        """Return the scores of w, from which x and c learn in the same step."""
         if self.coupling == "proximity":
             return None
         return problem.net.apply(w, batch.x, batch.real, batch.key)
@@ -244,7 +251,7 @@ def _moved_centers(x: Params, c: Params, moved: Params, width: Tensor, frozen: T
     weights, centers = dict(x), {}
     for name, before in c.items():
         after = quantize.prox_centers(moved[name], x[name], width, before)
-        carried = after[quantize.nearest(x[name], before)]
+        carried = quantize.picked(x[name], before, after)
         weights[name] = torch.where(frozen, carried, x[name])
         centers[name] = quantize.sorted_centers(after)
     return weights, centers
@@ -259,6 +266,7 @@ def quped(
     growth: Growth = 1.0,
     center_lr: NonNegative = 1e-4,
     center_start: CenterStart = "weights",
+    full_precision: FullPrecision = "ends",
     shared_lr: Rate | None = None,
     sharpness: Rate | None = None,
     freeze_after: Count | None = None,
@@ -274,6 +282,7 @@ def quped(
         bits=bits,
         distillation=distillation,
         center_start=center_start,
+        full_precision=full_precision,
         penalty=penalty,
         growth=growth,
         sharpness=sharpness,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,11 +24,13 @@ from personafl.core.wire import Quantized
 from personafl.errors import BadInput
 
 __all__ = [
+    "FullPrecision",
     "distance",
     "hard",
     "initial_centers",
     "nearest",
     "pack",
+    "picked",
     "prox_centers",
     "prox_centers_exact",
     "prox_weights",
@@ -35,6 +38,10 @@ __all__ = [
     "soft",
     "sorted_centers",
 ]
+
+FullPrecision = Literal["ends", "output", "none"]  # the layers that are not quantized
+
+_FEW = 4  # up to so many centers, a pass for each is faster on a GPU than looking up and adding up by places
 
 
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
@@ -50,7 +57,18 @@ def hard(x: Tensor, centers: Tensor) -> Tensor:
 
     That is what the paper's reference runs use for Q̃ (P → ∞).
     """
-    return centers[nearest(x, centers)]
+    return picked(x, centers, centers)
+
+
+def picked(x: Tensor, centers: Tensor, values: Tensor) -> Tensor:
+    """Return, in the shape of x, the value that stands at the place of the center nearest to each entry."""
+    if len(centers) > _FEW:
+        return values[nearest(x, centers)]
+    # A gather, but its gradient is a masked sum for each center and not a race of all entries for a few places.
+    result = values[0].expand_as(x)
+    for border, value in zip(((centers[1:] + centers[:-1]) / 2).unbind(), values[1:].unbind(), strict=True):
+        result = torch.where(x > border, value, result)
+    return result
 
 
 def soft(x: Tensor, centers: Tensor, sharpness: float | Tensor) -> Tensor:
@@ -125,7 +143,9 @@ def prox_centers_exact(centers: Tensor, x: Tensor, width: float | Tensor, at: Te
 
 def _sums(values: Tensor, codes: Tensor, centers: Tensor) -> Tensor:
     """Return [m] sums of integers over the members of each center: exact, in whatever order they are added."""
-    return torch.zeros_like(centers, dtype=torch.int64).scatter_add(0, codes, values)
+    if len(centers) > _FEW:
+        return torch.zeros_like(centers, dtype=torch.int64).scatter_add(0, codes, values)
+    return torch.stack([torch.where(codes == place, values, 0).sum() for place in range(len(centers))])
 
 
 def sorted_centers(centers: Tensor) -> Tensor:
@@ -160,24 +180,26 @@ def _means_of_sides(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean(x < border), mean(x >= border)
 
 
-def quantizable(shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
-    """Return the names of the parameters to quantize: every weight of ≥ 2 dimensions but the first and last layer's.
+def quantizable(shapes: Mapping[str, torch.Size], full: FullPrecision = "ends") -> tuple[str, ...]:
+    """Return the names of the parameters to quantize: every weight of ≥ 2 dimensions but those of the layers in `full`.
 
-    `shapes` has the parameters in the order in which the network registers them (`Net.shapes`), which says what is
-    first and last, as it does for the parts `input` and `output`. Vectors (biases, norms) stay in full precision, and
-    so does what the network holds beside its layers (a class token). An adapter goes with the layer it belongs to.
+    `full` is the first and the last layer ("ends"), the last ("output") or none. `shapes` has the parameters in the
+    order in which the network registers them (`Net.shapes`), which says what is first and last, as it does for the
+    parts `input` and `output`. Vectors (biases, norms) stay in full precision, and so does what the network holds
+    beside its layers (a class token). An adapter goes with the layer it belongs to.
     """
     weights = {name: _layer(name) for name, shape in shapes.items() if len(shape) >= 2 and "." in name}
     layers = [layer for name, layer in weights.items() if "adapter" not in name.split(".")]
-    ends = layers[:1] + layers[-1:]
-    inner = tuple(name for name, layer in weights.items() if layer not in ends)
-    if not inner:
+    kept = {"ends": layers[:1] + layers[-1:], "output": layers[-1:], "none": []}[full]
+    chosen = tuple(name for name, layer in weights.items() if layer not in kept)
+    if not chosen:
         found = listed(list(dict.fromkeys(layers))) or "none"
+        stay = {"ends": "the first and the last one", "output": "the last one", "none": "vectors"}[full]
         raise BadInput(
-            "model: it has no layer to quantize, since the first and the last one stay in full precision (layers with "
-            f"weights: {found}); take a model with a layer between them, or full precision for this one"
+            f"model: it has no layer to quantize, since {stay} stay in full precision (layers with weights: {found}); "
+            "take a deeper model, quantize more of it (quped's full_precision), or leave this one in full precision"
         )
-    return inner
+    return chosen
 
 
 def _layer(name: str) -> str:

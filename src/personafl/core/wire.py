@@ -153,19 +153,20 @@ class Quantized(NamedTuple):
     @staticmethod
     def of(codes: Tensor, centers: Tensor) -> Quantized:
         """Pack codes (integers below m, in the shape of the weight)."""
-        width = Quantized._bits(centers)
+        width = Quantized.bits(centers)
         flat = codes.reshape(-1).cpu().numpy().astype(np.uint16)
         bits = (flat[:, None] >> np.arange(width, dtype=np.uint16)) & 1
         packed = np.packbits(bits.reshape(-1).astype(np.uint8))
         return Quantized(torch.from_numpy(packed).to(centers.device), centers, _shape_of(codes))
 
     @staticmethod
-    def _bits(centers: Tensor) -> int:
-        return max(1, math.ceil(math.log2(len(centers))))
+    def bits(centers: Tensor) -> int:
+        """Return the bits of a code: ⌈log₂ m⌉, at least 1."""
+        return max(1, (len(centers) - 1).bit_length())
 
     def unpacked(self) -> Tensor:
         """Return the codes, int64, in the shape of the weight."""
-        shape, width = self.shape.tolist(), self._bits(self.centers)
+        shape, width = self.shape.tolist(), self.bits(self.centers)
         bits = np.unpackbits(self.codes.cpu().numpy(), count=math.prod(shape) * width)
         codes = (bits.reshape(-1, width).astype(np.int64) << np.arange(width)).sum(axis=1)
         return torch.from_numpy(codes).reshape(shape).to(self.centers.device)
@@ -178,7 +179,7 @@ class Quantized(NamedTuple):
         """Say whether the parts, which may come from anywhere, fit together."""
         if self.codes.dtype != torch.uint8 or self.codes.ndim != 1 or self.centers.ndim != 1 or not len(self.centers):
             return False
-        whole = self.codes.numel() == math.ceil(entries * self._bits(self.centers) / 8)
+        whole = self.codes.numel() == math.ceil(entries * self.bits(self.centers) / 8)
         return whole and bool((self.unpacked() < len(self.centers)).all())
 
 

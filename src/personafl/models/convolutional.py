@@ -28,24 +28,25 @@ def lenet(input_shape: Sequence[int], classes: int) -> nn.Module:
     )
 
 
-def cnn1(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """QuPeD's CNN1: two 5×5 convolutions of 64 filters, then 384 and 192 units; images of at least 16×16."""
-    layers, pixels = _cnn1_features(input_shape)
-    return nn.Sequential(*layers, nn.Flatten(), *_dense(64 * pixels, (384, 192), classes))
+def cnn1(input_shape: Sequence[int], classes: int, *, filters: Size = 64) -> nn.Module:
+    """QuPeD's CNN1: two 5×5 convolutions of `filters`, then 384 and 192 units; images of at least 16×16."""
+    layers, pixels = _cnn1_features(input_shape, filters)
+    return nn.Sequential(*layers, nn.Flatten(), *_dense(filters * pixels, (384, 192), classes))
 
 
-def cnn2(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """QuPeD's CNN2: CNN1 with one more 5×5 convolution of 32 filters before the units."""
-    layers, pixels = _cnn1_features(input_shape)
-    layers += [nn.Conv2d(64, 32, 5, padding=2), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), *_dense(32 * pixels, (384, 192), classes))
+def cnn2(input_shape: Sequence[int], classes: int, *, filters: Size = 64) -> nn.Module:
+    """QuPeD's CNN2: CNN1 with one more 5×5 convolution, of half as many filters, before the units."""
+    layers, pixels = _cnn1_features(input_shape, filters)
+    last = max(1, filters // 2)
+    layers += [nn.Conv2d(filters, last, 5, padding=2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), *_dense(last * pixels, (384, 192), classes))
 
 
-def _cnn1_features(input_shape: Sequence[int]) -> tuple[list[nn.Module], int]:
+def _cnn1_features(input_shape: Sequence[int], filters: int) -> tuple[list[nn.Module], int]:
     """Return CNN1's convolutions and the pixels that they leave of an image."""
     depth, height, width = image_shape(input_shape, 16)
     rows, columns = (((size - 4) // 2 - 4) // 2 for size in (height, width))
-    return [*_conv_relu_pool(depth, 64, padding=0), *_conv_relu_pool(64, 64, padding=0)], rows * columns
+    return [*_conv_relu_pool(depth, filters, padding=0), *_conv_relu_pool(filters, filters, padding=0)], rows * columns
 
 
 def _conv_relu_pool(inputs: int, outputs: int, padding: int) -> list[nn.Module]:
