@@ -17,7 +17,7 @@ from personafl.errors import BadInput, Diverged
 from personafl.runs.files import read_json
 from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory, claim_name, refuse_existing
+from personafl.runs.rundir import COMPARISON_FILE, RunDirectory, claim_name, refuse_existing
 from personafl.runs.runner import Listener, prepare, run_job
 from personafl.runs.values import read_toml
 
@@ -28,7 +28,6 @@ __all__ = ["Comparison", "as_recipe", "compare", "recipe_of", "resume", "rows_of
 
 RecipeLike = Recipe | Mapping[str, Any] | str | Path
 Listeners = Callable[[str, int], Listener | None]  # (method, seed) -> the listener of that run
-COMPARISON_FILE = "comparison.toml"
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,9 @@ def export(
     out_path: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where to; if not given, RUN/export.")
     ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", metavar="", help="Also as .onnx, which onnxruntime runs on its own.")
+    ] = False,
     latency: Annotated[
         bool, typer.Option("--latency", metavar="", help="Measure how fast the models are on this machine.")
     ] = False,
@@ -215,6 +218,7 @@ def export(
             path,
             out_path,
             "all" if all_clients else clients or None,
+            onnx=onnx,
             batch=batch if latency else None,
             listener=listener,
         )
@@ -224,6 +228,52 @@ def export(
     for part in export_tables(exported):
         out.print(part)
     out.print(f"models: {exported.path}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def fit(
+    max_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Room for a client's own model: 100k, 1.5M, 64Ki, or bytes.")
+    ],
+    words: Words = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Also: memory to train it in, with the recipe's batch.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option("--models", metavar="NAMES", help="As in cnn1,mlp:hidden=[16]; if not given, all that suit."),
+    ] = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            "--bits",
+            metavar="NUMBERS",
+            help="As in full,4,1; if not given, full,8,4,3,2. 1 bit costs accuracy: it is chosen only if named here.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the largest network and its bits per weight that fit on a device, for the devices of a recipe."""
+    from personafl import Recipe
+    from personafl.display import fit_tables
+    from personafl.runs.fit import Limits, parse_bits, parse_models, parse_size
+    from personafl.runs.fit import fit as find
+
+    limits = Limits(
+        bytes=parse_size(max_bytes, "--max-bytes"),
+        memory=None if max_memory is None else parse_size(max_memory, "--max-memory"),
+    )
+    models = None if names is None else parse_models(names)
+    bits = None if widths is None else parse_bits(widths)
+    recipe = Recipe.parse(*_values(words, _data_options(dataset, partition, None, None)))
+    found = find(recipe, limits, models, bits)
+    if as_json:
+        print(json.dumps(found.to_json(), allow_nan=False))
+        return
+    for part in fit_tables(found):
+        out.print(part)
 
 
 @app.command("recipe")

@@ -19,15 +19,16 @@ from rich.text import Text
 
 from personafl.core.algorithm import Problem
 from personafl.runs.export import Exported, ExportedModel
+from personafl.runs.fit import Candidate, Fit
 from personafl.runs.memory import Memory
 from personafl.runs.runner import Listener, Progress, Tuning
 
-__all__ = ["Display", "detail_tables", "export_tables", "model_tables", "result_tables"]
+__all__ = ["Display", "detail_tables", "export_tables", "fit_tables", "model_tables", "result_tables"]
 
 Row = dict[str, Any]
 MODELS = ("global", "personal", "tuned", "chosen")
 SECONDS_BETWEEN_LINES = 5.0
-_TEXT = ("method", "model", "form", "tensor", "shape", "part")  # titles of columns that are no numbers
+_TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits")  # titles of columns that are no numbers
 
 
 class Display:
@@ -200,14 +201,18 @@ def model_tables(problem: Problem, memory: Memory) -> Iterator[RenderableType]:
 def export_tables(exported: Exported) -> Iterator[RenderableType]:
     """Yield what was written: the global model and the mean of the clients' ones, dense and as exported; a legend."""
     timed = next((model.latency for model in exported.models if model.latency is not None), None)
-    titles = ["accuracy\n%", "parameters", "kB on\ndisk", "multiply-\nadds"]
-    table = _empty_table(2, "model", "form", *titles, *(["ms"] if timed else []))
+    titles = ["accuracy\n%", "parameters", "bits", "kB on\ndisk", "% of\nFP32", "multiply-\nadds"]
+    table = _empty_table(2 if timed is None else 1, "model", "form", *titles, *(["ms"] if timed else []))
     for shared in (True, False):
         group = [model for model in exported.models if (model.client is None) == shared]
         for form in ("dense", "exported") if group else ():
             table.add_row(*_export_line(group, form, timed is not None))
+        if group and group[0].onnx is not None:
+            table.add_row("", "onnx", "", "", "", *_export_size(group, "bytes_onnx"))
     yield table
-    yield Text("\ndense: the same model with all its weights whole", style="dim")
+    yield Text("\ndense: the same model with all its weights whole; FP32: that in single precision", style="dim")
+    if any(model.bits for model in exported.models):
+        yield Text("bits: of a weight in the quantized layers; the others are in full precision", style="dim")
     if len(exported.models) > 2:
         yield Text("clients: means over their models", style="dim")
     yield Text("multiply-adds: for one sample, in the network that personafl.load_model makes", style="dim")
@@ -225,16 +230,50 @@ def _export_line(models: Sequence[ExportedModel], form: str, timed: bool) -> Ite
     yield kinds if suffix else "" if first.client is None else whose
     yield form
     yield "" if suffix else f"{100 * statistics.mean(known):.1f}" if known else "–"
-    parameters, size, work = (
-        statistics.mean(getattr(model, f"{key}{suffix}") for model in models)
-        for key in ("parameters", "bytes", "multiply_adds")
-    )
-    yield f"{parameters:,.0f}"
-    yield _amount(size / 1e3)
-    yield f"{work:,.0f}"
+    yield f"{statistics.mean(getattr(model, f'parameters{suffix}') for model in models):,.0f}"
+    widths = sorted({model.bits or 0 for model in models})
+    yield "full" if suffix else ", ".join(str(bits or "full") for bits in widths)
+    yield from _export_size(models, f"bytes{suffix}")
+    yield f"{statistics.mean(getattr(model, f'multiply_adds{suffix}') for model in models):,.0f}"
     if timed:
         spent = first.latency
         yield "–" if spent is None else _amount(spent.dense_ms if suffix else spent.exported_ms)
+
+
+def _export_size(models: Sequence[ExportedModel], key: str) -> tuple[str, str]:
+    """Return the mean size of files in kB, and its share of what they would take in single precision."""
+    size, whole = (statistics.mean(getattr(model, name) for model in models) for name in (key, "bytes_fp32"))
+    return _amount(size / 1e3), f"{100 * size / whole:.1f}"
+
+
+def fit_tables(found: Fit) -> Iterator[RenderableType]:
+    """Yield the networks that were looked at, with the chosen one marked; a legend; and its entry for a recipe."""
+    limited = found.limits.memory is not None
+    memory = ["bytes to\ntrain", "% of\nlimit"] if limited else []
+    table = _empty_table(2, "model", "parameters", "bits", "bytes\nstored", "% of\nlimit", *memory, "fits")
+    for candidate in found.candidates:
+        style = "bold" if candidate is found.chosen else "" if candidate.fits(found.limits) else "dim"
+        table.add_row(*_fit_line(candidate, found), style=style)
+    yield table
+    yield Text(f"\nbytes stored: a client's own model, packed as {found.method} does, header included", style="dim")
+    if limited:
+        yield Text("bytes to train: at the peak of two steps, for the client with most samples", style="dim")
+    yield Text("full: full precision; 1 bit costs accuracy and is chosen only if --bits has it", style="dim")
+    yield Text(f"\nThe largest that fits, for a recipe with {found.method}:\n")
+    yield Text(found.chosen.to_toml(), no_wrap=True, overflow="ignore")  # a line cut in two is no TOML
+
+
+def _fit_line(candidate: Candidate, found: Fit) -> Iterator[str]:
+    yield candidate.label
+    yield f"{candidate.parameters:,}"
+    yield "full" if candidate.bits is None else str(candidate.bits)
+    yield f"{candidate.bytes:,}"
+    yield _amount(100 * candidate.bytes / found.limits.bytes)
+    if found.limits.memory is not None:
+        known = candidate.memory
+        yield "–" if known is None else f"{known:,}"
+        yield "–" if known is None else _amount(100 * known / found.limits.memory)
+    yield "chosen" if candidate is found.chosen else "yes" if candidate.fits(found.limits) else "no"
 
 
 def _groups(rows: Sequence[Row], split: str) -> Iterator[tuple[str, list[Row]]]:

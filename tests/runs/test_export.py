@@ -141,6 +141,10 @@ def test_what_is_loaded_is_what_the_run_has(
         assert (card.parameters, card.parameters_dense) == (model.parameters, model.parameters_dense)
         assert model.bytes - card.bytes_packed == model.bytes_dense - card.bytes_dense
         assert (card.input_shape, card.classes, card.task) == ((1, 8, 8), 10, "classification")
+        assert (card.dtype, card.bits) == (more.get("engine", {}).get("dtype", "float32"), None)
+        assert (model.bytes_fp32 == model.bytes_dense) == (card.dtype == "float32")
+        assert model.accuracies == card.accuracies
+        assert (model.accuracies.get("global") is not None) == bool(shared)
         if model.client is not None:  # the run scored what is in the file
             rows = data.test[data.client_names.index(model.client)]
             hits = network(data.x[rows].to(x.dtype)).argmax(-1) == data.y[rows]
@@ -173,15 +177,25 @@ def test_an_export_goes_on_where_another_stopped_but_never_among_others_files(ru
     one, other = runs(LOW_RANK, **MLP), runs({"name": "ditto"}, **MLP, finetune=True)
     first = personafl.export(one, tmp_path, ["1"])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert sorted(before) == ["client-1.safetensors", "global.safetensors"]
+    assert sorted(before) == ["client-1.md", "client-1.safetensors", "global.md", "global.safetensors"]
     personafl.export(one, tmp_path, ["2", "1", "2"])
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 6
     assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
     assert first.models[1].client == "1"
     with pytest.raises(BadInput, match="is there already and not from this run"):
         personafl.export(other, tmp_path)
     with pytest.raises(BadInput, match=r"global.safetensors: is there already"):
         personafl.export(one, one)  # it has a file of that name
+    (tmp_path / "others").mkdir()
+    for name in ("global.md", "client-9.onnx", "notes.md"):
+        (tmp_path / "others" / name).touch()
+    with pytest.raises(BadInput, match=r"client-9.onnx: is there already"):
+        personafl.export(one, tmp_path / "others")
+    (tmp_path / "others/client-9.onnx").unlink()
+    with pytest.raises(BadInput, match=r"global.md: is there already"):
+        personafl.export(one, tmp_path / "others")
+    (tmp_path / "others/global.md").unlink()
+    personafl.export(one, tmp_path / "others")
     assert all((tmp_path / name).read_bytes() == content for name, content in before.items())
 
 

@@ -25,10 +25,23 @@ from personafl.errors import BadInput, did_you_mean
 from personafl.models import default_model
 from personafl.models.cost import latency, multiply_adds
 from personafl.runs.files import atomic_write, read_json, storage
-from personafl.runs.modelfile import Network, Part, assembled, card_of, compacted, low_rank, pack
+from personafl.runs.modelcard import model_card
+from personafl.runs.modelfile import (
+    Card,
+    Network,
+    Part,
+    assembled,
+    bits_of,
+    card_of,
+    compacted,
+    described,
+    low_rank,
+    pack,
+)
+from personafl.runs.onnxfile import check_installed, onnx_file
 from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory, resume_command
+from personafl.runs.rundir import COMPARISON_FILE, RunDirectory, resume_command
 from personafl.runs.runner import Job, prepare
 from personafl.runs.simulator import Simulation
 from personafl.runs.sizes import packed_models
@@ -38,6 +51,7 @@ from personafl.runs.values import read_toml
 __all__ = ["Exported", "ExportedModel", "Latency", "export"]
 
 Listener = Callable[[int, int], None]  # models written, of how many
+_SAMPLES = 64  # that an ONNX file is checked on
 
 
 @dataclass(frozen=True)
@@ -54,19 +68,27 @@ class Latency:
 class ExportedModel:
     """A model that was written: numbers stored, bytes of the file, and multiply-adds for a sample.
 
-    The dense ones are those of the same model with dense weights: its file, with the same description, and its network.
+    The dense ones are those of the same model with dense weights: its file, with the same description, and its network;
+    `bytes_fp32` is that file in single precision. `accuracies` are on the same test data: of this model, and of
+    whatever else there is for the client (global, personal, tuned; local, if it was run in the same comparison).
     """
 
     model: Literal["global", "personal", "tuned"]
     client: str | None
     file: Path
+    card: Path  # the same in words
+    onnx: Path | None
     parameters: int
     parameters_dense: int
+    bits: int | None  # of a weight in the layers that are quantized; None: none is
     bytes: int
     bytes_dense: int
+    bytes_fp32: int
+    bytes_onnx: int | None
     multiply_adds: int
     multiply_adds_dense: int
     test_accuracy: float | None
+    accuracies: dict[str, float]
     latency: Latency | None = None  # of the global model, and of the first client's
 
 
@@ -81,7 +103,10 @@ class Exported:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as `personafl export --json` prints it."""
-        models = [{**dataclasses.asdict(model), "file": str(model.file)} for model in self.models]
+        models = [
+            {key: str(value) if isinstance(value, Path) else value for key, value in dataclasses.asdict(model).items()}
+            for model in self.models
+        ]
         return {"run": str(self.run), "out": str(self.path), "method": self.method, "models": models}
 
 
@@ -93,15 +118,19 @@ def export(
     data: FederatedData | None = None,
     model: nn.Module | None = None,
     algorithm: Algorithm | None = None,
+    onnx: bool = False,
     batch: int | None = None,
     listener: Listener | None = None,
 ) -> Exported:
     """Write the global model of a finished run, and the last personal model of some or "all" clients, as files.
 
     They are `global.safetensors` and `client-NAME.safetensors` in `out`, or in the run's directory under export/;
-    `personafl.load_model` makes networks of them. A run that was begun with objects needs the same ones again. With a
-    `batch`, the time that the networks take for so many samples is measured too.
+    `personafl.load_model` makes networks of them. Beside each is a model card, .md, and with onnx=True the same model
+    for onnxruntime, .onnx. A run that was begun with objects needs the same ones again. With a `batch`, the time that
+    the networks take for so many samples is measured too.
     """
+    if onnx:
+        check_installed()
     run = Path(run)
     out = run / "export" if out is None else Path(out)
     finished = _Finished(run, data, model, algorithm)
@@ -119,7 +148,7 @@ def export(
     written: list[ExportedModel] = []
     for client in [*shared, *members]:
         timed = batch if client is None or client == members[0] else None
-        written.append(finished.write(client, out, timed))
+        written.append(finished.write(client, out, onnx, timed))
         if listener is not None:
             listener(len(written), len(shared) + len(members))
     return Exported(run, out, finished.method, tuple(written))
@@ -139,6 +168,7 @@ class _Finished:
         self._federation, self._run = self._job.federation, run
         self._simulation, self._tuned = _opened(run, self._job)
         self._result = Result.load(run)
+        self._alone = _alone(run, recipe)
         self._files = _file_names(self._federation.data.client_names)
         self._dense_work: dict[Net, int] = {}
         self.method = self._federation.algorithm.name
@@ -162,40 +192,72 @@ class _Finished:
         """Say whether a client has one of the models."""
         return not self._models(client).keys().isdisjoint(models)
 
-    def write(self, client: int | None, out: Path, batch: int | None) -> ExportedModel:
+    def write(self, client: int | None, out: Path, onnx: bool, batch: int | None) -> ExportedModel:
         """Write the model of all, or the last one of a client, and return what it is."""
         models = self._models(client)
         name: Any = "global" if client is None else "tuned" if "tuned" in models else "personal"
         parts, net = compacted(models[name]), self._net(client)
-        plain = {
-            key: torch.empty(shape, dtype=self._federation.dtype, device="meta") for key, shape in net.shapes.items()
-        }
-        sizes = {
-            "parameters": wire.parameters(parts),
-            "parameters_dense": net.parameters,
-            "bytes_packed": wire.size(parts),
-            "bytes_dense": wire.size((plain,)),
-        }
-        accuracy = self._accuracy(name, client)
+        sizes = self._sizes(net, parts)
+        accuracies = self._accuracies(client)
         whose = None if client is None else self._federation.data.client_names[client]
-        facts = self._facts(client) | {"model": name, "client": whose, **sizes, "test_accuracy": accuracy}
-        content = pack(parts, {key: str(value) for key, value in facts.items() if value is not None})
+        facts = self._facts(client) | {"model": name, "client": whose, **sizes, "test_accuracy": accuracies.get(name)}
+        facts |= {"accuracies": json.dumps(accuracies)}
+        text = {key: str(value) for key, value in facts.items() if value is not None}
+        content = pack(parts, text)
         file = out / ("global.safetensors" if client is None else self._files[client])
+        graph = self._graph(file, net, parts, text) if onnx else None
         atomic_write(file, content)
+        if graph is not None:
+            atomic_write(file.with_suffix(".onnx"), graph)
         work, dense_work, spent = self._costs(net, parts, batch)
-        return ExportedModel(
+        exported = ExportedModel(
             model=name,
             client=whose,
             file=file,
+            card=file.with_suffix(".md"),
+            onnx=None if graph is None else file.with_suffix(".onnx"),
             parameters=sizes["parameters"],
             parameters_dense=sizes["parameters_dense"],
+            bits=sizes["bits"],
             bytes=len(content),
             bytes_dense=len(content) - sizes["bytes_packed"] + sizes["bytes_dense"],
+            bytes_fp32=len(content) - sizes["bytes_packed"] + sizes["bytes_fp32"],
+            bytes_onnx=None if graph is None else len(graph),
             multiply_adds=work,
             multiply_adds_dense=dense_work,
-            test_accuracy=accuracy,
+            test_accuracy=accuracies.get(name),
+            accuracies=accuracies,
             latency=spent,
         )
+        atomic_write(exported.card, model_card(Card.model_validate(text), exported.file).encode())
+        return exported
+
+    def _sizes(self, net: Net, parts: tuple[Part, ...]) -> dict[str, Any]:
+        """Return the sizes that a card has."""
+
+        def dense(dtype: torch.dtype) -> int:
+            like = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in net.shapes.items()}
+            return wire.size((like,))
+
+        return {
+            "parameters": wire.parameters(parts),
+            "parameters_dense": net.parameters,
+            "bytes_packed": wire.size(parts),
+            "bytes_dense": dense(self._federation.dtype),
+            "bytes_fp32": dense(torch.float32),
+            "bits": bits_of(parts),
+        }
+
+    def _graph(self, file: Path, net: Net, parts: tuple[Part, ...], facts: dict[str, str]) -> bytes:
+        """Return the ONNX file of a model."""
+        x = self._federation.data.x
+        try:
+            return onnx_file(assembled(net, parts, x[:1]), x[:_SAMPLES], described(facts))
+        except BadInput as error:
+            name = json.loads(facts["network"])["name"] or "the model that was given"
+            raise BadInput(
+                f"{file.with_suffix('.onnx')}: not written, {name}: {error}; export without --onnx"
+            ) from error
 
     def _models(self, client: int | None) -> dict[str, tuple[Part, ...]]:
         """Return the models of a client by name; the global one is every client's."""
@@ -208,16 +270,11 @@ class _Finished:
         which: int = self._federation.problem_of[client]
         return self._federation.problems[which].personal_net
 
-    def _accuracy(self, model: str, client: int | None) -> float | None:
-        """Return what result.json says: of the global model the mean over seen clients."""
-        if client is None:
-            wanted = {"model": model, "clients": "seen", "split": "test"}
-            rows = (row for row in self._result.rows if wanted.items() <= row.items())
-            return next((float(row["accuracy"]) for row in rows), None)
-        columns = self._result.columns
-        values = columns.get(f"{model}_test_accuracy", [None] * len(columns["client"]))
-        found: float | None = values[columns["client"].index(client)]
-        return found
+    def _accuracies(self, client: int | None) -> dict[str, float]:
+        """Return test accuracies by model, of a client or as means over seen ones; also that of training alone."""
+        found = _accuracies(self._result, client)
+        alone = {} if self._alone is None else _accuracies(self._alone, client)
+        return found | ({"local": alone["personal"]} if "personal" in alone else {})
 
     def _facts(self, client: int | None) -> dict[str, Any]:
         """What the models of this run have in common, and the network."""
@@ -227,6 +284,7 @@ class _Finished:
             "run": self.digest,
             "method": self.method,
             "network": self._network(client).model_dump_json(),
+            "dtype": str(self._federation.dtype).removeprefix("torch."),
             "task": data.task,
             "input_shape": json.dumps(list(data.x.shape[1:])),
             "target_shape": json.dumps(list(data.y.shape[1:])),
@@ -296,6 +354,31 @@ def _recipe(run: Path) -> Recipe:
     return recipe.model_copy(update={"start": None, "engine": recipe.engine.model_copy(update={"device": "cpu"})})
 
 
+def _accuracies(result: Result, client: int | None) -> dict[str, float]:
+    """Return what result.json says of the models for a client, or on average over the seen ones."""
+    names = ("global", "personal", "tuned")
+    if client is None:
+        rows = {row["model"]: row for row in result.rows if (row["clients"], row["split"]) == ("seen", "test")}
+        return {name: float(rows[name]["accuracy"]) for name in names if name in rows}
+    place = result.columns["client"].index(client)
+    values = {name: result.columns.get(f"{name}_test_accuracy", {place: None})[place] for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _alone(run: Path, recipe: Recipe) -> Result | None:
+    """Return the result of local training on the same split, if the run's comparison has it; not that of a variant."""
+    comparison = run.resolve().parent
+    if not (comparison / COMPARISON_FILE).exists():
+        return None
+    split = read_json(run / "split.json")["fingerprint"]
+    for path in sorted(comparison.glob("*/result.json")):
+        values = read_toml(path.with_name("recipe.toml"))
+        local = (values["method"]["name"], values.get("label"), values["seed"]) == ("local", None, recipe.seed)
+        if local and path.parent != run.resolve() and read_json(path.with_name("split.json"))["fingerprint"] == split:
+            return Result.load(path.parent)
+    return None
+
+
 def _check_objects(run: Path, given: list[str]) -> None:
     begun = read_json(run / "environment.json")["objects"]
     if given != begun:
@@ -328,10 +411,12 @@ def _opened(run: Path, job: Job) -> tuple[Simulation, Store]:
 def _refuse_others(out: Path, digest: str) -> None:
     """Fail if a directory has models that are not of this run: they would be taken for its own, or overwritten."""
     with storage(out):
-        found = sorted(out.glob("*.safetensors")) if out.is_dir() else []
-    for path in found:
-        try:
-            same = card_of(path).run == digest
+        found = [path for name in ("global.*", "client-*.*", "*.safetensors") for path in out.glob(name)]
+    for path in sorted(set(found)):
+        if path.suffix not in (".safetensors", ".onnx", ".md"):
+            continue
+        try:  # the other files of a model are written after its own
+            same = card_of(path.with_suffix(".safetensors")).run == digest
         except BadInput:
             same = False
         if not same:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad
@@ -25,8 +26,9 @@ from personafl.core.batches import Batch, Data
 from personafl.core.tree import Params
 from personafl.runs.engine import gather
 from personafl.runs.runner import Job
+from personafl.runs.simulator import Federation
 
-__all__ = ["Memory", "training_memory"]
+__all__ = ["Memory", "round_memory", "training_memory"]
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,39 @@ class Memory:
 def training_memory(job: Job) -> Memory:
     """Reckon and measure one round of the first client."""
     fed = job.federation
-    problem, client = fed.problems[0], fed.data.seen[:1]
-    start = {name: value.to(fed.data.x.device, fed.dtype) for name, value in (fed.start or {}).items()}
-    stacked = gather(fed.data, client, fed.algorithm.client.phases, fed.seed, 0)
-    data = Data(
-        {n: b._replace(rows=b.rows[0, :2], real=b.real[0, :2], key=b.key[0, :2]) for n, b in stacked.phases.items()},
-        stacked.examples[0],
-        stacked.round,
-    )
-    backprop = _backprop(problem, start, next(next(iter(data.phases.values())).each()))
+    problem, client = fed.problems[0], int(fed.data.seen[0])
+    start = _start(fed)
+    backprop = _backprop(problem, start, next(next(iter(_two_steps(fed, client).phases.values())).each()))
     u, v = problem.divide(start) if problem.split is not None else (start, {})
     whole = _size(start)
-    down = fed.algorithm.server.broadcast(fed.algorithm.server.init(problem, start, fed.population))
-    state = fed.algorithm.client.init(problem, down, rng.generator(fed.seed, "memory"))
-    measured = _peak(lambda: fed.algorithm.client.update(problem, for_returning(down), state, data))
     return Memory(
         none=3 * whole + backprop,
         partial=3 * _size(u) + 2 * _size(v) + backprop,
         full=3 * whole + 2 * whole + backprop,
-        measured=measured + _size(start),  # what was received is there before
+        measured=round_memory(fed, problem, client),
+    )
+
+
+def round_memory(fed: Federation, problem: Problem, client: int) -> int:
+    """Measure two steps of a client with a problem; with data and networks on "meta" nothing is computed for it."""
+    rule, start, data = fed.algorithm, _start(fed), _two_steps(fed, client)
+    down = rule.server.broadcast(rule.server.init(problem, start, fed.population))
+    state = rule.client.init(problem, down, rng.generator(fed.seed, "memory"))
+    measured = _peak(lambda: rule.client.update(problem, for_returning(down), state, data))
+    return measured + _size(start)  # what was received is there before
+
+
+def _start(fed: Federation) -> Params:
+    return {name: value.to(fed.data.x.device, fed.dtype) for name, value in (fed.start or {}).items()}
+
+
+def _two_steps(fed: Federation, client: int) -> Data:
+    """Return the first batches of a client's first round."""
+    stacked = gather(fed.data, np.array([client]), fed.algorithm.client.phases, fed.seed, 0)
+    return Data(
+        {n: b._replace(rows=b.rows[0, :2], real=b.real[0, :2], key=b.key[0, :2]) for n, b in stacked.phases.items()},
+        stacked.examples[0],
+        stacked.round,
     )
 
 

@@ -29,7 +29,20 @@ from personafl.models import MODELS, AdapterKind, make_net_and_split
 from personafl.models.factored import factorize
 from personafl.options import import_path
 
-__all__ = ["Card", "Network", "Part", "assembled", "card_of", "compacted", "load_model", "low_rank", "pack", "summed"]
+__all__ = [
+    "Card",
+    "Network",
+    "Part",
+    "assembled",
+    "bits_of",
+    "card_of",
+    "compacted",
+    "described",
+    "load_model",
+    "low_rank",
+    "pack",
+    "summed",
+]
 
 FORMAT, VERSION = "personafl model", 1
 _REMEDY = "give a file that personafl export wrote"
@@ -61,6 +74,7 @@ class Card(BaseModel):
     model: Literal["global", "personal", "tuned"]
     client: str | None = None  # whose model it is
     network: Json[Network]
+    dtype: Literal["float32", "float64"] = "float32"  # of its weights and inputs
     task: TaskName
     input_shape: Json[tuple[Size, ...]]  # of a sample
     target_shape: Json[tuple[int, ...]]
@@ -70,7 +84,15 @@ class Card(BaseModel):
     parameters_dense: int
     bytes_packed: int  # of the tensors in a file of their own
     bytes_dense: int  # the same with dense weights
+    bytes_fp32: int | None = None  # the same with dense weights in single precision
+    bits: int | None = None  # of a weight in the layers that are quantized; None: none is
     test_accuracy: float | None = None  # of the global model, the mean over clients that took part
+    accuracies: Json[dict[str, float]] = Field(default_factory=dict)  # on the same data, of this model and of others
+
+
+def described(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a model file: what it is, and what a `Card` has, as text."""
+    return {"format": FORMAT, "format_version": str(VERSION), **facts}
 
 
 def pack(parts: Sequence[Part], facts: Mapping[str, str]) -> bytes:
@@ -81,8 +103,7 @@ def pack(parts: Sequence[Part], facts: Mapping[str, str]) -> bytes:
     data = wire.encode(tuple(parts))
     length = int.from_bytes(data[:8], "little")
     entries = json.loads(data[8 : 8 + length])
-    about = {"format": FORMAT, "format_version": str(VERSION), **facts}
-    header = json.dumps({"__metadata__": about, **entries}, separators=(",", ":")).encode()
+    header = json.dumps({"__metadata__": described(facts), **entries}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
@@ -155,6 +176,12 @@ def low_rank(parts: Sequence[Part]) -> dict[str, wire.Factored]:
     users = Counter(name for part in parts for name in part)
     leaves = (entry for part in parts for entry in part.items())
     return {name: leaf for name, leaf in leaves if isinstance(leaf, wire.Factored) and users[name] == 1}
+
+
+def bits_of(parts: Sequence[Part]) -> int | None:
+    """Return the most bits that a weight takes in the layers that are quantized; None if none is."""
+    forms = (leaf for part in parts for leaf in part.values() if isinstance(leaf, wire.Quantized))
+    return max((form.bits(form.centers) for form in forms), default=None)
 
 
 def summed(parts: Sequence[Part]) -> Params:

@@ -28,7 +28,9 @@ from typing import Any
 from personafl.errors import BadInput
 from personafl.runs.files import append, atomic_write, cut, read_json, storage, sync_directory, write_json
 
-__all__ = ["Checkpoint", "RunDirectory", "claim_name", "refuse_existing", "resume_command"]
+__all__ = ["COMPARISON_FILE", "Checkpoint", "RunDirectory", "claim_name", "refuse_existing", "resume_command"]
+
+COMPARISON_FILE = "comparison.toml"  # of a directory that has the runs of a comparison
 
 
 @dataclass(frozen=True)
