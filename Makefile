@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow evidence-fedalt evidence-fedslr lint types unit format install install-dev clean
+.PHONY: demo test test-slow evidence-fedalt evidence-fedslr evidence-quped lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -48,6 +48,28 @@ evidence-fedslr: install
 	$(BIN)/python benchmarks/server_memory.py
 	$(BIN)/python benchmarks/nuclear_prox.py
 	$(BIN)/personafl compare recipes/uplink.toml --dataset $(DATA)/mnist/mnist.npz --out $(OUT)/uplink
+
+# The tables of docs/results.md on QuPeD and its baselines, and the picture; wants a GPU. QUPED keeps the runs.
+QUPED ?= runs/evidence-quped
+MNIST := --dataset $(DATA)/mnist/mnist.npz
+WRITERS := $(MNIST) --partition users:merge=3,clients=66
+SAMPLED := --methods fedavg,quped,quped-2bit,quped-1bit,pfedme,perfedavg,fml \
+	federation.cohort=0.2 rounds=100 compare.options.quped.freeze_after=80
+ALONE := alone-C1+C2,alone-C1_2bit+C2,alone-C1_2bit+C1,alone-C1_2bit+C2_2bit
+TOGETHER := quped-C1+C2,quped-C1_2bit+C2,quped-C1_2bit+C1,quped-C1_2bit+C2_2bit
+evidence-quped: install-dev
+	$(BIN)/personafl compare recipes/quped.toml $(MNIST) --out $(QUPED)/mnist4
+	$(BIN)/personafl compare recipes/quped.toml $(MNIST) data.partition.per_client=3 --out $(QUPED)/mnist3
+	$(BIN)/personafl compare recipes/quped.toml $(WRITERS) --out $(QUPED)/writers
+	$(BIN)/personafl compare recipes/quped.toml $(C10) data.test=0.2 --out $(QUPED)/cifar10
+	$(BIN)/personafl compare recipes/quped.toml $(MNIST) $(SAMPLED) --out $(QUPED)/sampled
+	$(BIN)/personafl compare recipes/quped.toml $(WRITERS) --methods $(ALONE),$(TOGETHER) --out $(QUPED)/devices
+	$(BIN)/personafl compare recipes/quped.toml $(WRITERS) --methods fixed-2bit,fixed-1bit --out $(QUPED)/fixed
+	$(BIN)/personafl compare recipes/quped-agnews.toml --dataset $(DATA)/agnews/agnews.npz --out $(QUPED)/agnews
+	$(BIN)/personafl compare recipes/quped-central.toml --out $(QUPED)/central
+	$(BIN)/personafl compare recipes/quped.toml $(MNIST) --methods quped-3bit,quped-4bit,quped-8bit --out $(QUPED)/bits
+	$(BIN)/python benchmarks/quped_curve.py $(QUPED)/mnist4 $(QUPED)/bits --out $(QUPED)/curve.svg
+	$(BIN)/python benchmarks/device_inference.py $(QUPED)/mnist4/quped-2bit-seed0 --client 7
 
 format: install-dev
 	$(BIN)/ruff check --fix .
