@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow evidence-fedalt evidence-fedslr evidence-quped lint types unit format install install-dev clean
+.PHONY: demo test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -70,6 +70,21 @@ evidence-quped: install-dev
 	$(BIN)/personafl compare recipes/quped.toml $(MNIST) --methods quped-3bit,quped-4bit,quped-8bit --out $(QUPED)/bits
 	$(BIN)/python benchmarks/quped_curve.py $(QUPED)/mnist4 $(QUPED)/bits --out $(QUPED)/curve.svg
 	$(BIN)/python benchmarks/device_inference.py $(QUPED)/mnist4/quped-2bit-seed0 --client 7
+
+# The tables and pictures of docs/results.md on FedBCD and the cloud, on a CPU.
+FEDBCD := compare recipes/fedbcd.toml --dataset $(DATA)/mnist/mnist.npz
+ASYNC := --methods sync,async-3,async-5,async-7
+CURVES := $(BIN)/python benchmarks/learning_curves.py runs/evidence-fedbcd
+evidence-fedbcd: install
+	$(BIN)/personafl $(FEDBCD) --out runs/evidence-fedbcd/a
+	$(BIN)/personafl $(FEDBCD) --out runs/evidence-fedbcd/b data.partition.labels=6 --seeds 0
+	$(BIN)/personafl $(FEDBCD) --out runs/evidence-fedbcd/c cloud.active=6 compare.variants.fedbcdi.federation.offline=2 --seeds 0
+	$(BIN)/personafl $(FEDBCD) --out runs/evidence-fedbcd/time-3 $(ASYNC)
+	$(BIN)/personafl $(FEDBCD) --out runs/evidence-fedbcd/time-6 $(ASYNC) data.partition.labels=6 --seeds 0
+	$(CURVES)/a --out docs/fedbcd-personal.svg --title "MNIST, 3 labels a device: personal models"
+	$(CURVES)/time-3 --time --out docs/fedbcd-time.svg --title "FedBCD-I against time: personal models"
+	$(BIN)/personafl latency
+	$(BIN)/personafl compare recipes/buffered.toml --out runs/evidence-fedbcd/buffered
 
 format: install-dev
 	$(BIN)/ruff check --fix .

@@ -318,6 +318,46 @@ def datasets(as_json: Json = False) -> None:
     _listing(entries, as_json)
 
 
+@app.command()
+def latency(
+    servers: Annotated[int, typer.Option(metavar="N", help="Servers of the cloud.")] = 10,
+    law: Annotated[
+        str | None,
+        typer.Option("--latency", metavar="KIND", help="Time of a server's round, as in weibull:shape=2,scale=1."),
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Measured times of server rounds.")] = None,
+    devices: Annotated[int | None, typer.Option(metavar="N", help="Devices of a server; if not given, 10.")] = None,
+    active: Annotated[int | None, typer.Option(metavar="N", help="The earliest that take part; 3.")] = None,
+    arrival: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Time until a device asks; exponential:mean=2.")
+    ] = None,
+    step: Annotated[str | None, typer.Option(metavar="KIND", help="Time of a local step; exponential:mean=1.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Local steps, 1 to N at random; 5.")] = None,
+    first: Annotated[int | None, typer.Option(metavar="B", help="Print this B alone.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw r against β here.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the simulations.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Print how long it takes until the first B of N servers are ready, and propose how many to wait for."""
+    from personafl.cloud.describe import waiting_chart, waiting_tables
+    from personafl.cloud.times import round_times
+    from personafl.cloud.waiting import analyse
+    from personafl.report import write_chart
+
+    times, about = round_times(
+        law, trace, devices=devices, active=active, arrival=arrival, step=step, steps=steps, seed=seed
+    )
+    waiting = analyse(times, servers, first=first, seed=seed)
+    if as_json:
+        print(json.dumps({"times": about, **waiting.only(first).to_json()}, allow_nan=False))
+    else:
+        for part in waiting_tables(waiting.only(first), about):
+            out.print(part)
+    if svg is not None:
+        write_chart(waiting_chart(waiting, about), svg)
+        err.print(f"picture: {svg}", soft_wrap=True, markup=False)
+
+
 @data_app.command("describe")
 def data_describe(
     words: Words = None,

@@ -311,8 +311,12 @@ def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
     models = [m for m in MODELS if any(row["model"] == m for row in rows)]
     personal = any(row["share_hurt"] is not None for row in rows)
     chosen = "chosen" in models
+    timed = any("time" in row for row in rows)
     hurt_title = (("hurt", "hurt\nafter") if chosen else ("hurt",)) if personal else ()
-    table = _empty_table(padding, "method", *models, "worst\n10%", *hurt_title, "MB\nup", "MB\ndown", "sec")
+    time_title = ("virtual\ntime",) if timed else ()
+    table = _empty_table(
+        padding, "method", *models, "worst\n10%", *hurt_title, "MB\nup", "MB\ndown", *time_title, "sec"
+    )
     methods = list(dict.fromkeys(row["method"] for row in rows))
     own = {(name, m): [r for r in rows if r["method"] == name and r["model"] == m] for name in methods for m in models}
     top = {m: max(_mean(own[name, m], "accuracy", -1.0) for name in methods) for m in models}
@@ -329,6 +333,7 @@ def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
             *([_percent(best, "share_hurt", joint)] if personal else []),
             *([_percent(own[name, "chosen"], "share_hurt", joint)] if personal and chosen else []),
             *(_amount(_mean(best, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
+            *([_amount(_mean(best, "time", 0.0)) if "time" in best[0] else "–"] if timed else []),
             _amount(_mean(best, "seconds", 0.0)),
         )
     return table
@@ -360,7 +365,9 @@ def _details(rows: Sequence[Row]) -> Table:
 
 def _legend(rows: Sequence[Row]) -> str:
     models = {row["model"] for row in rows}
-    lines = ["global: the model all clients share"] if "global" in models else []
+    timed = any("time" in row for row in rows)
+    whose = "the model that all clients of a server share" if timed else "the model all clients share"
+    lines = [f"global: {whose}"] if "global" in models else []
     if "personal" in models:
         lines.append("personal: the client's own model")
     if "tuned" in models:
@@ -372,6 +379,8 @@ def _legend(rows: Sequence[Row]) -> str:
     if any(row["share_hurt"] is not None for row in rows):
         after = "; after: with the chosen model" if "chosen" in models else ""
         lines.append(f"hurt: % of clients whose personal model is worse than the global one{after}")
+    if timed:
+        lines.append("virtual time: when the last round ended, by the recipe's latencies")
     return "\n".join(lines)
 
 

@@ -8,13 +8,15 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = ["checked", "describe", "explain"]
+__all__ = ["checked", "describe", "explain", "short_form"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def checked(
@@ -36,6 +38,27 @@ def checked(
     except ValidationError as error:
         raise explain(error, where, schema) from error
     return {name: getattr(valid, name) for name in given}
+
+
+def short_form(text: str, what: str, models: Mapping[str, type[_Model]]) -> _Model:
+    """Read `kind:key=value,key=value` as one of the models, which have a field `kind`; `what` names it in errors."""
+    kind, _, rest = text.strip().partition(":")
+    if kind not in models:
+        raise BadInput(f"{what} {kind!r} is unknown: {did_you_mean(kind, models)}")
+    keys = [key for key in models[kind].model_fields if key != "kind"]
+    values = {"kind": kind}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (piece.strip() for piece in item.partition("="))
+        if key not in keys:
+            raise BadInput(f"{what} {kind!r} has no key {key!r}: {did_you_mean(key, keys)}")
+        if not equals or not value:
+            raise BadInput(f"{what} {text!r}: {key!r} needs a value, as in {key}=…")
+        values[key] = value
+    try:
+        return models[kind].model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(f"{what} {text!r}: {first['loc'][-1]}: {first['msg']}") from None
 
 
 def import_path(name: str, where: str) -> Any:

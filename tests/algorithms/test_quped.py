@@ -93,9 +93,9 @@ def taught(model: dict[str, Array], teacher: Array, inputs: Array, targets: Arra
 
 
 def by_hand(
-    inputs: Array, targets: Array, x: dict[str, Array], c: Array, w: dict[str, Array]
+    inputs: Array, targets: Array, x: dict[str, Array], c: Array, w: dict[str, Array], clip: float = np.inf
 ) -> tuple[dict[str, Array], Array, dict[str, Array]]:
-    """One iteration, lines 10–14, with the hard quantizer on the middle layer."""
+    """One iteration, lines 10–14, with the hard quantizer on the middle layer; `clip` limits ∇_c."""
     penalty = PENALTY * ROUND
     teacher = softmax(scores(w, inputs))
     gradient = taught(x, teacher, inputs, targets)
@@ -115,7 +115,8 @@ def by_hand(
     for j in range(len(c)):
         own = members == j
         above, below = ((side & own).sum() for side in (x["1.weight"] > c[j], x["1.weight"] < c[j]))
-        after.append(c[j] - CENTER * per_weight[own].sum() + penalty * CENTER / 2 * (above - below))
+        slope = np.clip(per_weight[own].sum(), -clip, clip)
+        after.append(c[j] - CENTER * slope + penalty * CENTER / 2 * (above - below))
     c = np.sort(after)
 
     members = np.abs(x["1.weight"][..., None] - c).argmin(-1)
@@ -128,13 +129,14 @@ def by_hand(
     return x, c, {name: w[name] - SHARED * SHARE * gradient[name] for name in NAMES}
 
 
-def test_one_iteration_by_hand() -> None:
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_one_iteration_by_hand(clip: float | None) -> None:
     """x, c and w_i in this order, each at the others' newest values; the new w_i is what is sent (E2)."""
     inputs, targets, x, w = drawn()
     c = np.array([-0.6, 0.5])
-    expected_x, expected_c, expected_w = by_hand(inputs, targets, x, c, w)
+    expected_x, expected_c, expected_w = by_hand(inputs, targets, x, c, w, clip or np.inf)
     state = Centered(tensors(x), {"1.weight": torch.from_numpy(c)})
-    after, upload = client().update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets))
+    after, upload = client(center_clip=clip).update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets))
     np.testing.assert_allclose(after.centers["1.weight"].numpy(), expected_c, atol=1e-12)
     for name in NAMES:
         np.testing.assert_allclose(after.model[name].numpy(), expected_x[name], atol=1e-12)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from personafl.core import tree
-from personafl.core.algorithm import Empty, Problem, Reduced, mean_loss, reduce
+from personafl.core.algorithm import Empty, Problem, Reduced, mean_loss, own_fields, reduce
 from personafl.core.batches import Batch
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
@@ -151,3 +151,16 @@ def test_personal_net_is_the_local_one_where_there_is_one() -> None:
     other = Net(nn.Linear(2, 3))
     assert Problem(NET, cross_entropy).personal_net is NET
     assert Problem(NET, cross_entropy, local_net=other).personal_net is other
+
+
+def test_fields_of_a_server_can_be_its_own() -> None:
+    """The mark is on the type alone: its instances are as before."""
+
+    @own_fields("loss")
+    class State(NamedTuple):
+        change: int
+        loss: int
+
+    assert State.OWN_FIELDS == ("loss",)  # type: ignore[attr-defined]
+    assert State(1, 2)._asdict() == {"change": 1, "loss": 2}
+    assert not hasattr(Up, "OWN_FIELDS")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personafl.core import rng
-from personafl.core.batches import Batch, Batches, Repeated, Steps, Zipped, draw
+from personafl.core.batches import Batch, Batches, Repeated, Steps, Zipped, draw, drawn_steps
 
 laws = settings(max_examples=40, deadline=None)
 client_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -27,7 +27,8 @@ def drawn(sizes: list[int], work: Steps, seed: int = 0) -> tuple[Batches, list[s
     n = np.array(sizes, dtype=np.int64)
     rows = np.random.default_rng(seed).permutation(int(n.sum()))
     starts = np.cumsum(n) - n
-    batches = draw(pool(len(rows)), rows, starts, n, work, rng.mix(seed, np.arange(len(n))))
+    keys = rng.mix(seed, np.arange(len(n)))
+    batches = draw(pool(len(rows)), rows, starts, n, work, keys, rng.mix("pace", keys))
     return batches, [set(rows[a : a + b].tolist()) for a, b in zip(starts, n, strict=True)]
 
 
@@ -70,19 +71,19 @@ def test_steps_go_on_into_the_next_epoch(sizes: list[int], batch: int | None, st
 
 
 @laws
-@given(client_sizes, batch_widths, st.integers(0, 99), st.booleans())
+@given(client_sizes, batch_widths, st.integers(0, 99), st.booleans(), st.sampled_from([None, 1, 3]))
 def test_batches_do_not_depend_on_the_rest_of_the_stack(
-    sizes: list[int], batch: int | None, seed: int, whole_epochs: bool
+    sizes: list[int], batch: int | None, seed: int, whole_epochs: bool, least: int | None
 ) -> None:
     """A client drawn alone has the batches, and the dropout keys, that it has among others, up to padding."""
-    work = Steps(epochs=2, batch=batch) if whole_epochs else Steps(steps=5, batch=batch)
+    work = Steps(epochs=2, batch=batch) if whole_epochs else Steps(steps=5, batch=batch, least=least)
     together, _ = drawn(sizes, work, seed)
     n = np.array(sizes)
     rows, starts = np.random.default_rng(seed).permutation(int(n.sum())), np.cumsum(n) - n
     keys = rng.mix(seed, np.arange(len(n)))
     for c in range(len(sizes)):
         one = slice(c, c + 1)
-        alone = draw(pool(len(rows)), rows, starts[one], n[one], work, keys[one])
+        alone = draw(pool(len(rows)), rows, starts[one], n[one], work, keys[one], rng.mix("pace", keys[one]))
         assert contents(alone, 0) == contents(together, c)
         assert torch.equal(alone.key[0], together.key[c, : alone.key.shape[1]])
 
@@ -124,7 +125,7 @@ def test_a_client_without_data_takes_no_step() -> None:
         for work in (Steps(epochs=2, batch=2), Steps(steps=3, batch=2)):
             n = np.array(sizes)
             rows, starts = np.arange(3), np.cumsum(n) - n
-            batches = draw(pool(3), rows, starts, n, work, rng.mix(np.arange(2)))
+            batches = draw(pool(3), rows, starts, n, work, rng.mix(np.arange(2)), rng.mix(np.arange(2)))
             for client, size in enumerate(sizes):
                 assert bool(batches.real[client].any()) is (size > 0)
 
@@ -204,4 +205,34 @@ def test_repeated_is_the_same_batch_again() -> None:
 def test_steps_wants_one_of_epochs_and_steps(given: dict[str, int]) -> None:
     """Neither, or both, is a mistake."""
     with pytest.raises(ValueError, match="either epochs or steps"):
+        Steps(**given)
+
+
+def test_a_random_number_of_steps_is_uniform() -> None:
+    """K ~ U{2, …, 5}: of 4000 clients each number has 1000 ± 4.5 standard deviations (27 each)."""
+    counts = np.bincount(drawn_steps(Steps(steps=5, least=2), rng.mix(3, np.arange(4000))), minlength=6)
+    assert counts[:2].tolist() == [0, 0]
+    assert np.abs(counts[2:] - 1000).max() < 125
+    assert drawn_steps(Steps(steps=5), rng.mix(3, np.arange(7))).tolist() == [5] * 7
+    assert drawn_steps(Steps(steps=5, least=5), rng.mix(3, np.arange(7))).tolist() == [5] * 7
+
+
+def test_random_steps_are_the_first_ones_of_all_steps() -> None:
+    """A client that takes K of 5 steps has the first K minibatches, the rest is padding; phases of one pace agree."""
+    sizes = np.array([7, 3, 9, 5])
+    rows, starts = np.arange(24), np.cumsum(sizes) - sizes
+    pace = rng.mix(8, np.arange(4))
+    expected = drawn_steps(Steps(steps=5, least=1), pace)
+    assert len(set(expected.tolist())) > 1
+    for phase in ("one", "two"):
+        keys = rng.mix(phase, np.arange(4))
+        some = draw(pool(24), rows, starts, sizes, Steps(steps=5, least=1, batch=4), keys, pace)
+        whole = draw(pool(24), rows, starts, sizes, Steps(steps=5, batch=4), keys, pace)
+        for client, count in enumerate(expected):
+            assert contents(some, client) == contents(whole, client)[:count]
+
+
+@pytest.mark.parametrize("given", [{"epochs": 2, "least": 1}, {"steps": 3, "least": 4}, {"steps": 3, "least": 0}])
+def test_the_least_number_of_steps_goes_with_steps(given: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="least"):
         Steps(**given)

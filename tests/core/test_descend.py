@@ -11,8 +11,8 @@ from torch.func import vmap
 
 from personafl.core import prox, tree
 from personafl.core.batches import Batch, Batches, Repeated, Together, Zipped
-from personafl.core.descend import descend
-from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
+from personafl.core.descend import descend, descend_from
+from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
 from personafl.core.tree import Params
 
 F64 = torch.float64
@@ -73,6 +73,44 @@ def test_prox_by_hand_and_its_limit() -> None:
         assert float(got["w"]) == pytest.approx(expected, abs=1e-12)
 
 
+def test_acceleration_by_hand() -> None:
+    """y = w + ½(w − w⁻), w ← y − ½(y − 4) = ½y + 2 from w = w⁻ = 0: 2; y = 3, 3.5; y = 4.25, 4.125. The losses are
+    those at y: ½·4², ½·1², ½·0.25². In the box [−3, 3]: 2; 3.5 → 3; y = 3.5, 3.75 → 3.
+    """
+    for box, steps, expected in ((None, 1, 2.0), (None, 2, 3.5), (None, 3, 4.125), (3.0, 2, 3.0), (3.0, 3, 3.0)):
+        optimizer = Accelerated(lr=0.5, momentum=0.5, box=box).at(ROUND)
+        got, _ = descend(objective, w(0.0), batches([[4.0]] * steps), optimizer)
+        assert float(got["w"]) == expected
+    _, loss = descend(objective, w(0.0), batches([[4.0]] * 3), Accelerated(lr=0.5, momentum=0.5).at(ROUND))
+    assert float(loss) == pytest.approx((8 + 0.5 + 0.03125) / 3, abs=1e-14)
+
+
+def test_the_prox_of_an_accelerated_step_acts_on_w() -> None:
+    """w ← soft(y − ½(y − 4), ½), y = w + ½(w − w⁻): 1.5; y = 2.25, 2.625; and the limit is again 3."""
+
+    def soft(params: Params) -> Params:
+        return tree.map(lambda leaf: prox.l1(leaf, 0.5), params)
+
+    for steps, expected in ((1, 1.5), (2, 2.625), (80, 3.0)):
+        optimizer = Accelerated(lr=0.5, momentum=0.5).at(ROUND)
+        got, _ = descend(objective, w(0.0), batches([[4.0]] * steps), optimizer, soft)
+        assert float(got["w"]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "accelerated"])
+def test_going_on_from_a_state_is_not_having_stopped(name: str) -> None:
+    """Two steps, then two from there with the state, end where four do; an empty step in between changes no state."""
+    optimizer = SPECS[name].at(ROUND)
+    values = [*DATA, [2.0, 2.5]]
+    whole, _ = descend(objective, w(0.3), batches(values), optimizer)
+    start = w(0.3)
+    half, state, _ = descend_from(objective, start, optimizer.init(start), batches(values[:2]), optimizer)
+    same, kept, _ = descend_from(objective, half, state, batches([[9.0, 9.0]], [[False, False]]), optimizer)
+    rest, _, _ = descend_from(objective, same, kept, batches(values[2:]), optimizer)
+    assert float(rest["w"]) == float(whole["w"])
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(state), tree.leaves(kept), strict=True))
+
+
 def test_zero_steps_return_the_start() -> None:
     """Nothing to do: the start itself, and loss 0."""
     got, loss = descend(objective, w(7.0), batches([]), Sgd(lr=0.5).at(ROUND))
@@ -80,11 +118,12 @@ def test_zero_steps_return_the_start() -> None:
     assert float(loss) == 0
 
 
-SPECS: dict[str, OptimizerSpec] = {
+SPECS: dict[str, LocalOptimizer] = {
     "sgd": Sgd(lr=0.1),
     "momentum": Sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     "adam": Adaptive(lr=0.1),
     "yogi": Adaptive(optimizer="yogi", lr=0.1, eps=1e-3),
+    "accelerated": Accelerated(lr=0.1, momentum=0.9, box=1.0, weight_decay=0.1),
 }
 DATA = [[1.0, 2.0], [5.0, -3.0], [0.5, 4.0]]
 

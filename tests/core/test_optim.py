@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core import optim, tree
-from personafl.core.optim import Adaptive, Optimizer, OptimizerSpec, Sgd
+from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Optimizer, OptimizerSpec, Sgd
 from personafl.core.schedule import Exponential
 from personafl.core.tree import Params
 
@@ -34,7 +34,7 @@ def gradient(params: Params) -> Params:
 def run(optimizer: Optimizer, params: Params, steps: int = STEPS) -> Params:
     state = optimizer.init(params)
     for _ in range(steps):
-        step, state = optimizer.update(gradient(params), state, params)
+        step, state = optimizer.update(gradient(optimizer.look(params, state)), state, params)
         params = tree.add(params, step)
     return params
 
@@ -140,6 +140,39 @@ def test_clip_by_global_norm() -> None:
     assert_close(clipped(1.0, tree.zeros_like(g)), tree.zeros_like(g))
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_the_points_ahead_are_the_iterates_of_nesterov_in_torch(clip: float | None) -> None:
+    """y_{k+1} = y_k − η(g + μb), b ← μb + g, with g at y_k, is torch's Nesterov: it walks along the y."""
+    spec = Accelerated(lr=0.05, momentum=0.8, weight_decay=0.2, clip=clip)
+    reference = by_torch(lambda p: sgd(p, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.2), clip)
+    optimizer, params = spec.at(ROUND), start()
+    state = optimizer.init(params)
+    for _ in range(STEPS):
+        step, state = optimizer.update(gradient(optimizer.look(params, state)), state, params)
+        params = tree.add(params, step)
+    assert_close(optimizer.look(params, state), reference, atol=1e-12 if clip is None else 1e-5)
+    assert float(tree.norm(tree.sub(params, reference))) > 1e-3
+
+
+def test_acceleration_stays_in_its_box() -> None:
+    """Entries of the start beyond ±0.5 are put there by the first step, to rounding."""
+    assert max(float(leaf.abs().max()) for leaf in start().values()) > 0.5
+    for steps in (1, STEPS):
+        end = run(Accelerated(lr=0.05, box=0.5).at(ROUND), start(), steps)
+        assert max(float(leaf.abs().max()) for leaf in end.values()) == pytest.approx(0.5, abs=1e-15)
+
+
+def test_blocks_look_ahead_each_in_its_own_way() -> None:
+    """An accelerated block beside a plain one = each run on its block alone."""
+    blocks = {"head.*": Sgd(lr=0.1).at(ROUND), "body.*": Accelerated(lr=0.05, box=1.0).at(ROUND)}
+    params = start()
+    head = {name: value for name, value in params.items() if name.startswith("head")}
+    body = {name: value for name, value in params.items() if name.startswith("body")}
+    together = run(optim.by_block(blocks), params)
+    assert list(together) == list(params)
+    assert_close(together, run(blocks["body.*"], body) | run(blocks["head.*"], head))
+
+
 def test_by_block_gives_each_block_its_own_rate() -> None:
     """Plain steps −rate·g with the rate of the first pattern that matches; names come back in their order."""
     optimizer = optim.by_block({"head.*": optim.scale(-1.0), "*.bias": optim.scale(-0.1), "*": optim.scale(-0.01)})
@@ -188,10 +221,11 @@ def test_the_rate_of_the_round_is_exact(dtype: torch.dtype) -> None:
     assert optimizer.update(g, optimizer.init(g), g)[0]["w"].tolist() == pytest.approx([-0.0729] * 2, abs=1e-15)
 
 
-SPECS: dict[str, OptimizerSpec] = {name: spec for name, (spec, _) in AGAINST_TORCH.items()} | {
+SPECS: dict[str, LocalOptimizer] = {name: spec for name, (spec, _) in AGAINST_TORCH.items()} | {
     "yogi": Adaptive(optimizer="yogi", lr=0.05, eps=1e-3),
     "adagrad": Adaptive(optimizer="adagrad", lr=0.05, eps=1e-3),
     "clip and schedule": Sgd(lr=0.1, clip=0.5, schedule=Exponential(rate=0.5)),
+    "accelerated": Accelerated(lr=0.05, momentum=0.8, box=0.7, clip=3.0, schedule=Exponential(rate=0.5)),
 }
 
 

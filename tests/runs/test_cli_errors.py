@@ -169,7 +169,7 @@ KEYS = [
     ("training.lr=-1", "training.lr", "greater than 0"),
     ("training.batch=al", "training.batch: input should be a valid integer, or 'all' (given: 'al')"),
     ("training.epochs=1 training.steps=1", "training: give either epochs or steps"),
-    ("training.optimizer=adm", "training.optimizer", "'sgd' or 'adam'"),
+    ("training.optimizer=adm", "training.optimizer", "'sgd', 'adam' or 'accelerated'"),
     ("training.optimizer=adam training.momentum=0.9", "momentum and nesterov are for sgd"),
     ("evaluation.every=-1", "evaluation.every", "'auto'"),
     ("data.test=offical", "data.test: input should be 'auto' or 'official', or a valid number"),

@@ -10,6 +10,7 @@ from personafl.algorithms.binaryrelax import binaryrelax
 from personafl.algorithms.ditto import ditto
 from personafl.algorithms.fedalt import fedalt, fedsim
 from personafl.algorithms.fedavg import fedavg
+from personafl.algorithms.fedbcd import fedbcd, fedbcdi
 from personafl.algorithms.fedbn import fedbn
 from personafl.algorithms.feddyn import feddyn
 from personafl.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -65,6 +66,8 @@ METHODS: dict[str, Method] = {
     "pfedme": Method(pfedme, "Dinh et al., NeurIPS 2020"),
     "perfedavg": Method(perfedavg, "Fallah et al., NeurIPS 2020"),
     "fedslr": Method(fedslr, "Huang et al., TMLR 2023"),
+    "fedbcd": Method(fedbcd, "Wu et al., 2021"),
+    "fedbcdi": Method(fedbcdi, "Wu et al., 2021"),
     "quped": Method(quped, "Ozkara et al., NeurIPS 2021"),
     "qupel": Method(qupel, "Ozkara et al., 2021"),
     "binaryrelax": Method(binaryrelax, "Yin et al., SIAM J. Imaging Sci. 2018"),

@@ -39,7 +39,7 @@ from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Data, Steps
 from personafl.core.descend import descend
-from personafl.core.optim import Optimizer, OptimizerSpec, Sgd, by_block
+from personafl.core.optim import LocalOptimizer, Optimizer, OptimizerSpec, Sgd, by_block
 from personafl.core.prox import box
 from personafl.core.tree import Params
 from personafl.errors import BadInput
@@ -61,7 +61,7 @@ class ApflClient:
     """Client rule: FedAvg's w_i, beside it v_i, and α_i too where `adapt` says how it steps."""
 
     shared: Training = field(default_factory=Training)
-    personal: OptimizerSpec = field(default_factory=Sgd)  # of v_i
+    personal: LocalOptimizer = field(default_factory=Sgd)  # of v_i
     tune: Training = field(default_factory=Training)  # of a newcomer's v_i
     mixing: float = 0.5  # α_i at the start
     adapt: Sgd | None = None
@@ -115,7 +115,7 @@ class ApflClient:
     def _state(joint: Params, before: Mixed) -> Mixed:
         return Mixed(_block(joint, "v"), joint.get("mixing", before.mixing))
 
-    def _blocks(self, round_: Tensor, **blocks: OptimizerSpec) -> Optimizer:
+    def _blocks(self, round_: Tensor, **blocks: LocalOptimizer) -> Optimizer:
         stepping = blocks if self.adapt is None else {**blocks, "mixing": self.adapt}
         return by_block({name: spec.at(round_) for name, spec in stepping.items()}, lambda name: name.partition(".")[0])
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from personafl.algorithms.averaging import Change, Model, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem, Reduced
+from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
 from personafl.core.batches import Batch, Data
 from personafl.core.descend import descend
 from personafl.core.terms import pull
@@ -62,6 +62,7 @@ class DynamicClient(SharedModelClient):
         return Dual(tree.sub(state.dual, tree.scale(change, self.pull))), Change(change, loss)
 
 
+@own_fields("population")
 class Dynamic(NamedTuple):
     """State of the server: w_t, the mean γ̄ of all duals, and the weight of all clients."""
 

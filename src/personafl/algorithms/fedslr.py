@@ -43,7 +43,7 @@ from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.descend import descend
-from personafl.core.optim import OptimizerSpec
+from personafl.core.optim import LocalOptimizer
 from personafl.core.prox import Penalty, as_matrix, l1, nuclear, shrink
 from personafl.core.tree import Params, Tree
 from personafl.errors import Diverged
@@ -145,7 +145,7 @@ class SlrServer:
     solver: DynamicServer | Averaging = field(default_factory=DynamicServer)
     penalty: Penalty = "low-rank"
     rank_penalty: float = 1e-4  # λ; 0: no prox
-    step: float | OptimizerSpec = 10.0  # η_g, or the optimizer whose learning rate it is
+    step: float | LocalOptimizer = 10.0  # η_g, or the optimizer whose learning rate it is
     start_at_model: bool = False
 
     def init(self, problem: Problem, start: Params, population: float) -> SlrState:

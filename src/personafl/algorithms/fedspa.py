@@ -73,8 +73,8 @@ class SpaClient:
     @property
     def phases(self) -> Mapping[str, Steps]:
         """One pass of local training, and a minibatch for the search."""
-        search = {"search": dataclasses.replace(self.training.work, epochs=None, steps=1)} if self.prune_rate else {}
-        return {"local": self.training.work, **search}
+        one = dataclasses.replace(self.training.work, epochs=None, steps=1, least=None)
+        return {"local": self.training.work, **({"search": one} if self.prune_rate else {})}
 
     @property
     def tuning(self) -> Mapping[str, Steps]:

@@ -26,11 +26,11 @@ def global_and_personal(down: Model, state: Personal | Empty) -> dict[str, Param
 
 
 def retrained(training: Training, *, lr: float | None, epochs: int | None, steps: int | None = None) -> Training:
-    """Return the training with another learning rate or amount of work; None keeps what is there."""
+    """Return the training with another learning rate or amount of work, then a fixed one; None keeps what is there."""
     optimizer = training.optimizer if lr is None else dataclasses.replace(training.optimizer, lr=lr)
     work = training.work
     if epochs is not None:
-        work = dataclasses.replace(work, epochs=epochs, steps=None)
+        work = dataclasses.replace(work, epochs=epochs, steps=None, least=None)
     if steps is not None:
-        work = dataclasses.replace(work, epochs=None, steps=steps)
+        work = dataclasses.replace(work, epochs=None, steps=steps, least=None)
     return Training(work=work, optimizer=optimizer)

@@ -21,7 +21,7 @@ but the last one, or of all), with centers for each tensor; vectors are not. Wit
 terms and no prox. λ_p = 0 is training alone.
 
 Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `core.quantize`). R's factor ½ is in
-the widths here, so the λ of the authors' runs is twice this one.
+the widths here, so that `penalty` is twice the λ of the authors' runs.
 
 Baselines of the paper that differ in one line, by `coupling`:
 
@@ -32,6 +32,9 @@ Baselines of the paper that differ in one line, by `coupling`:
 
 and by its centers: center_start = "unit" with center_lr = 0 is ProxQuant (Y. Bai et al., 2019; bits = 1: centers ±1).
 One client with all the data and λ_p = 0 is the paper's Algorithm 1.
+
+A center's gradient is a sum over all its members, thousands in a large layer; `center_clip` limits each (the authors'
+runs: 10).
 
 x starts at the first w that the client receives if that is its architecture, else it is drawn; centers start from x.
 
@@ -58,7 +61,7 @@ from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core import quantize, tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
-from personafl.core.optim import OptimizerSpec, Sgd
+from personafl.core.optim import Accelerated, LocalOptimizer, OptimizerSpec, Sgd
 from personafl.core.quantize import FullPrecision
 from personafl.core.terms import pull
 from personafl.core.tree import Params, Tree
@@ -86,8 +89,9 @@ class QupedClient:
 
     training: Training = field(default_factory=Training)  # of x
     tune: Steps = field(default_factory=lambda: Steps(epochs=5))
-    shared: OptimizerSpec = field(default_factory=Sgd)  # of w
+    shared: LocalOptimizer = field(default_factory=Sgd)  # of w
     centers: Sgd = field(default_factory=lambda: Sgd(lr=1e-4))
+    center_clip: float | None = None  # limit of each entry of ∇_c F
     bits: int | None = None  # where the problem does not say
     coupling: Coupling = "distillation"
     distillation: float = 0.25  # λ_p
@@ -163,7 +167,10 @@ class QupedClient:
             moved = _near_centers(tree.add(x, step), c, widths[0])
             x = {name: torch.where(frozen, x[name], moved[name]) if name in c else moved[name] for name in x}
 
-            step, kept_c = on_c.update(grad(self._loss_of_c)(c, x, teacher, problem, batch), kept[1], c)
+            slope = grad(self._loss_of_c)(c, x, teacher, problem, batch)
+            if self.center_clip is not None:
+                slope = {name: g.clamp(-self.center_clip, self.center_clip) for name, g in slope.items()}
+            step, kept_c = on_c.update(slope, kept[1], c)
             x, c = _moved_centers(x, c, tree.add(c, step), widths[1], frozen)
 
             kept_w = kept[2]
@@ -265,6 +272,7 @@ def quped(
     penalty: NonNegative = 1e-6,
     growth: Growth = 1.0,
     center_lr: NonNegative = 1e-4,
+    center_clip: Rate | None = None,
     center_start: CenterStart = "weights",
     full_precision: FullPrecision = "ends",
     shared_lr: Rate | None = None,
@@ -274,11 +282,17 @@ def quped(
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
     """Quantized personal models, of each client's own size, that learn from each other by distillation."""
+    if isinstance(training.optimizer, Accelerated):
+        raise BadInput(
+            'training.optimizer: "accelerated" takes gradients ahead of the weights, where the steps on x, the centers '
+            'and w in turn do not; set it to "sgd" or "adam"'
+        )
     client = QupedClient(
         training=training,
         tune=retrained(training, lr=None, epochs=tune_epochs).work,
         shared=retrained(training, lr=shared_lr, epochs=None).optimizer,
         centers=Sgd(lr=center_lr, schedule=training.optimizer.schedule),
+        center_clip=center_clip,
         bits=bits,
         distillation=distillation,
         center_start=center_start,
@@ -308,6 +322,7 @@ def qupel(
     penalty: NonNegative = 1e-6,
     growth: Growth = 1.0,
     center_lr: NonNegative = 1e-4,
+    center_clip: Rate | None = None,
     shared_lr: Rate | None = None,
     freeze_after: Count | None = None,
     mixing: Rate = 1.0,
@@ -320,6 +335,7 @@ def qupel(
         penalty=penalty,
         growth=growth,
         center_lr=center_lr,
+        center_clip=center_clip,
         shared_lr=shared_lr,
         freeze_after=freeze_after,
         tune_epochs=tune_epochs,

@@ -30,7 +30,7 @@ from torch import Tensor
 from personafl.algorithms.averaging import Averaging, Shared, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem, Reduced
+from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
 from personafl.core.batches import Batch, Data
 from personafl.core.descend import descend
 from personafl.core.optim import Sgd
@@ -89,6 +89,7 @@ class ScaffoldClient(SharedModelClient):
         return Control(control), Changes(change, tree.sub(control, state.control), loss)
 
 
+@own_fields("population")
 class ScaffoldState(NamedTuple):
     """State of the server: x with its optimizer, c, and the weight of all clients."""
 

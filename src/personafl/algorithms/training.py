@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Lt
 
 from personafl.core.batches import Steps
-from personafl.core.optim import OptimizerSpec, Sgd
+from personafl.core.optim import LocalOptimizer, Sgd
 
 __all__ = ["Count", "Decay", "NonNegative", "Rate", "Training"]
 
@@ -24,4 +24,4 @@ class Training:
     """One client's local work in a round: how much data it sees, and the optimizer, made anew every round."""
 
     work: Steps = field(default_factory=lambda: Steps(epochs=1))
-    optimizer: OptimizerSpec = field(default_factory=Sgd)
+    optimizer: LocalOptimizer = field(default_factory=Sgd)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -134,6 +134,14 @@ class CompressedClient:
     def uploads_of_state(self) -> tuple[str, ...]:
         """As the method."""
         return tuple(getattr(self.rule, "uploads_of_state", ()))
+
+    @property
+    def offline(self) -> Callable[[Problem, WithError, Data], WithError] | None:
+        """As the method, if it has that: nothing is sent, so e_i stays."""
+        own = getattr(self.rule, "offline", None)
+        if own is None:
+            return None
+        return lambda problem, state, data: state._replace(state=own(problem, state.state, data))
 
     def init(self, problem: Problem, down: Any, generator: torch.Generator) -> WithError:
         """The method's state, and e_i = 0."""

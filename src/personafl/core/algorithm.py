@@ -33,6 +33,7 @@ __all__ = [
     "ServerRule",
     "for_returning",
     "mean_loss",
+    "own_fields",
     "packed",
     "reduce",
     "sent_once",
@@ -91,7 +92,11 @@ def mean_loss(net: Net, loss: Loss, params: Params, batch: Batch) -> Tensor:
 
 
 class ClientRule(Protocol):
-    """The part that ships to the device. Pure: never changes its arguments, draws nothing at random but in `init`."""
+    """The part that ships to the device. Pure: never changes its arguments, draws nothing at random but in `init`.
+
+    A rule whose clients also train without contact has a method `offline(problem, state, data) -> state`, on the data
+    of `phases`; nothing is sent. One that knows a compact form of its models has `packed`.
+    """
 
     @property
     def phases(self) -> Mapping[str, Steps]:
@@ -115,7 +120,12 @@ class ClientRule(Protocol):
 
 
 class ServerRule(Protocol):
-    """The part that runs on the server."""
+    """The part that runs on the server.
+
+    Where there are several servers, each has a state, and the fields of a state that its type does not mark with
+    `own_fields` are mixed: replaced by a mean over servers. A state that was mixed is then stepped, by `update` or,
+    without uploads, by `again`. A rule that can do so has a method `again(state) -> state`.
+    """
 
     def init(self, problem: Problem, start: Params, population: float) -> Tree:
         """Return the state before the first round.
@@ -177,6 +187,16 @@ def for_returning(message: T) -> T:
     """Return a broadcast without what is sent only once."""
     once = getattr(type(message), "SENT_ONCE", ())
     return message._replace(**{name: {} for name in once}) if once else message  # type: ignore[attr-defined]
+
+
+def own_fields(*fields: str) -> Callable[[type[T]], type[T]]:
+    """Mark fields of a server state's type that are a server's own: they are not mixed with those of other servers."""
+
+    def mark(state: type[T]) -> type[T]:
+        state.OWN_FIELDS = fields  # type: ignore[attr-defined]
+        return state
+
+    return mark
 
 
 class Reduced(NamedTuple):

@@ -17,20 +17,38 @@ from torch import Tensor
 
 from personafl.core import rng
 
-__all__ = ["Batch", "Batches", "Data", "Repeated", "Step", "Steps", "Stream", "Together", "Zipped", "draw"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "Data",
+    "Repeated",
+    "Step",
+    "Steps",
+    "Stream",
+    "Together",
+    "Zipped",
+    "draw",
+    "drawn_steps",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """How much a client trains in one phase: whole epochs, or a number of minibatch steps. batch None = all data."""
+    """How much a client trains in one phase: whole epochs, or a number of minibatch steps. batch None = all data.
+
+    With `least` the number is drawn for each client and round, uniformly from least, …, steps.
+    """
 
     epochs: int | None = None
     steps: int | None = None
     batch: int | None = 32
+    least: int | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
+        if self.least is not None and not 1 <= self.least <= (self.steps or 0):
+            raise ValueError("least must be at least 1, and at most steps")
         if self.batch is not None and self.batch < 1:
             raise ValueError("batch must be at least 1, or None for all data")
 
@@ -141,6 +159,13 @@ class Data(NamedTuple):
     round: Tensor  # [] round number t, from 0
 
 
+def drawn_steps(work: Steps, pace: rng.Words) -> NDArray[np.int64]:
+    """Return how many steps clients with data take, [clients], where `work` is counted in steps."""
+    most = work.steps or 0
+    least = most if work.least is None else work.least
+    return least + (pace % np.uint64(most - least + 1)).astype(np.int64)
+
+
 def draw(
     pool: tuple[Tensor, Tensor],
     rows: NDArray[np.int64],
@@ -148,16 +173,18 @@ def draw(
     sizes: NDArray[np.int64],
     work: Steps,
     keys: rng.Words,
+    pace: rng.Words,
 ) -> Batches:
     """Draw the minibatches of many clients at once, stacked: rows and real [clients, steps, batch].
 
-    Client c owns rows[starts[c] : starts[c] + sizes[c]] and keys[c] is its randomness for this phase. Every epoch is a
-    fresh permutation cut into batches, the last one short; `steps` goes through as many epochs as it takes.
+    Client c owns rows[starts[c] : starts[c] + sizes[c]]; keys[c] is its randomness for this phase, pace[c] for how many
+    steps it takes in all phases. Every epoch is a fresh permutation cut into batches, the last one short; `steps` goes
+    through as many epochs as it takes.
     """
     largest = int(sizes.max(initial=1))
     width = min(work.batch or largest, largest)
     per_epoch = -(-sizes // width)
-    steps = per_epoch * work.epochs if work.epochs is not None else np.where(sizes > 0, work.steps or 0, 0)
+    steps = per_epoch * work.epochs if work.epochs is not None else np.where(sizes > 0, drawn_steps(work, pace), 0)
     step = np.arange(int(steps.max(initial=0)))
     epoch, batch = np.divmod(step[None, :], np.maximum(per_epoch, 1)[:, None])  # [clients, steps]
 

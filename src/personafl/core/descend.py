@@ -13,9 +13,9 @@ from personafl.core import tree
 from personafl.core.batches import Step, Stream
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
-from personafl.core.tree import Params
+from personafl.core.tree import Params, Tree
 
-__all__ = ["Objective", "descend"]
+__all__ = ["Objective", "descend", "descend_from"]
 
 S = TypeVar("S", bound=Step)
 Objective = Callable[[Params, S], Tensor]
@@ -30,16 +30,30 @@ def descend(
 ) -> tuple[Params, Tensor]:
     """Minimise: for each minibatch B, x ← prox(x + step(∇objective(x; B))).
 
-    Returns the last x and the mean of the objective over the steps taken. A minibatch without real samples, which is
-    how a client with less data than its neighbours is padded, leaves x and the optimizer's state as they are.
+    Returns the last x and the mean of the objective over the steps taken, each where its gradient was taken: at x, or
+    ahead of it if the optimizer looks there. A minibatch without real samples, which is how a client with less data
+    than its neighbours is padded, leaves x and the optimizer's state as they are.
 
     A step may also look at several minibatches (`Zipped`) or many steps at one (`Repeated`).
     """
-    params, state = start, optimizer.init(start)
+    params, _, loss = descend_from(objective, start, optimizer.init(start), batches, optimizer, prox)
+    return params, loss
+
+
+def descend_from(
+    objective: Objective[S],
+    start: Params,
+    state: Tree,
+    batches: Stream[S],
+    optimizer: Optimizer,
+    prox: Prox | None = None,
+) -> tuple[Params, Tree, Tensor]:
+    """Do the same from an optimizer's state, and return x, the optimizer's last state and the mean objective."""
+    params = start
     total = torch.zeros((), device=batches.device)
     taken = torch.zeros((), device=batches.device)
     for batch in batches.each():
-        gradient, value = grad_and_value(objective)(params, batch)
+        gradient, value = grad_and_value(objective)(optimizer.look(params, state), batch)
         step, stepped = optimizer.update(gradient, state, params)
         moved = tree.add(params, step)
         if prox is not None:
@@ -47,4 +61,4 @@ def descend(
         alive = batch.real.any()
         params, state = tree.where(alive, (moved, stepped), (params, state))
         total, taken = total + torch.where(alive, value, 0.0), taken + alive
-    return params, total / taken.clamp(min=1)
+    return params, state, total / taken.clamp(min=1)

@@ -1,7 +1,7 @@
 """Optimizers as pairs of pure functions, in the manner of optax: what they keep is a tree like any other.
 
 `init(params) -> state`, `update(gradient, state, params) -> (step, state)`; the caller adds the step. Small pieces
-are joined with `chain`. `Sgd` and `Adaptive` are the same as plain fields, for recipes.
+are joined with `chain`. `Sgd`, `Adaptive` and `Accelerated` are the same as plain fields, for recipes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree
+from personafl.core.prox import box as into_box
 from personafl.core.schedule import FORBID_UNKNOWN, Constant, Schedule
 from personafl.core.tree import Params, Tree
 
 __all__ = [
+    "Accelerated",
     "Adaptive",
+    "LocalOptimizer",
     "Optimizer",
     "OptimizerSpec",
     "Sgd",
+    "accelerated",
     "add_decayed_weights",
     "by_block",
     "chain",
@@ -35,11 +39,16 @@ __all__ = [
 ]
 
 
+def _here(params: Params, state: Tree) -> Params:
+    return params
+
+
 class Optimizer(NamedTuple):
-    """A pair of pure functions."""
+    """A pair of pure functions; where `look` is given, the gradient is to be taken at `look(params, state)`."""
 
     init: Callable[[Params], Tree]
     update: Callable[[Params, Tree, Params], tuple[Params, Tree]]
+    look: Callable[[Params, Tree], Params] = _here
 
 
 class Moments(NamedTuple):
@@ -133,6 +142,22 @@ def chain(*parts: Optimizer) -> Optimizer:
     return Optimizer(lambda params: tuple(part.init(params) for part in parts), update)
 
 
+def accelerated(step: Optimizer, momentum: float, box: float | None) -> Optimizer:
+    """Take a stateless step from y = x + momentum·(x − previous x), then project onto [−box, box]; keeps previous x."""
+
+    def look(params: Params, previous: Params) -> Params:
+        return tree.map(lambda x, before: x + momentum * (x - before), params, previous)
+
+    def update(g: Params, previous: Params, params: Params) -> tuple[Params, Params]:
+        ahead = look(params, previous)
+        moved = tree.add(ahead, step.update(g, step.init(ahead), ahead)[0])
+        if box is not None:
+            moved = tree.map(lambda x: into_box(x, -box, box), moved)
+        return tree.sub(moved, params), params
+
+    return Optimizer(lambda params: params, update, look)
+
+
 def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | None] | None = None) -> Optimizer:
     """Give each parameter the optimizer of its block: `block_of` its name, or the first glob that its name matches."""
 
@@ -158,7 +183,13 @@ def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | No
             steps |= step
         return {name: steps[name] for name in g}, kept
 
-    return Optimizer(init, update)
+    def look(params: Params, state: Tree) -> Params:
+        found = Params()
+        for pattern, part in divide(params).items():
+            found |= blocks[pattern].look(part, state[pattern])
+        return {name: found[name] for name in params}
+
+    return Optimizer(init, update, look)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +245,35 @@ class Adaptive:
         return chain(*_front(self.clip, self.weight_decay), core, scale(-self.rate(round_)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Accelerated:
+    """Accelerated projected gradient: clip, then weight decay, then the learning rate of the round, from y.
+
+    y = x + momentum·(x − previous x), where the gradient is taken too; x = Π(y − rate·∇f(y)) with Π onto [−box, box] in
+    every coordinate, None: everywhere. The previous x of the first step is the start.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
+    optimizer: Literal["accelerated"] = "accelerated"
+    lr: float = 0.1
+    momentum: float = 0.9
+    box: float | None = None
+    weight_decay: float = 0.0
+    clip: float | None = None
+    schedule: Schedule = field(default_factory=Constant)
+
+    def rate(self, round_: Tensor) -> Tensor:
+        """Return the learning rate of one round."""
+        return self.lr * self.schedule(round_)
+
+    def at(self, round_: Tensor) -> Optimizer:
+        """Return the optimizer of one round."""
+        step = chain(*_front(self.clip, self.weight_decay), scale(-self.rate(round_)))
+        return accelerated(step, self.momentum, self.box)
+
+
 OptimizerSpec = Sgd | Adaptive
+LocalOptimizer = OptimizerSpec | Accelerated  # a server has gradients at its model alone, and cannot look ahead
 
 
 def _front(clip: float | None, weight_decay: float) -> list[Optimizer]:

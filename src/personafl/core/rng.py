@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Word", "Words", "generator", "mix", "numpy_generator", "permutations"]
+__all__ = ["Word", "Words", "generator", "mix", "numpy_generator", "permutations", "uniforms"]
 
 Words = NDArray[np.uint64]
 Word = int | str | NDArray[np.integer]
@@ -51,6 +51,12 @@ def generator(*words: Word) -> torch.Generator:
 def numpy_generator(*words: Word) -> np.random.Generator:
     """Return a numpy generator for one draw site."""
     return np.random.Generator(np.random.Philox(key=int(mix(*words))))
+
+
+def uniforms(*words: Word) -> NDArray[np.float64]:
+    """Return numbers in (0, 1), uniform, one per hash of the words, broadcasting arrays; neither end is ever drawn."""
+    # 52 bits and a half: the largest, 1 − 2⁻⁵³, is still below 1 in float64.
+    return ((mix(*words) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def permutations(sizes: NDArray[np.int64], keys: Words) -> NDArray[np.int64]:

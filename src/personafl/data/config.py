@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from personafl.errors import BadInput, did_you_mean
+from personafl.options import short_form
 
 __all__ = [
     "PARTITIONS",
@@ -107,23 +107,5 @@ class DataConfig(_Model):
 
 
 def parse_partition(text: str) -> dict[str, Any]:
-    """Read `kind:key=value,key=value`, for example `dirichlet:alpha=0.1,clients=100`."""
-    kind, _, rest = text.strip().partition(":")
-    if kind not in PARTITIONS:
-        raise BadInput(f"partition {kind!r} is unknown: {did_you_mean(kind, PARTITIONS)}")
-    model = PARTITIONS[kind]
-    keys = [key for key in model.model_fields if key != "kind"]
-    values: dict[str, Any] = {"kind": kind}
-    for item in filter(None, (part.strip() for part in rest.split(","))):
-        key, equals, value = (piece.strip() for piece in item.partition("="))
-        if key not in keys:
-            raise BadInput(f"partition {kind!r} has no key {key!r}: {did_you_mean(key, keys)}")
-        if not equals or not value:
-            raise BadInput(f"partition {text!r}: {key!r} needs a value, as in {key}=…")
-        values[key] = value
-    try:
-        checked: _Model = TypeAdapter(Partition).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadInput(f"partition {text!r}: {first['loc'][-1]}: {first['msg']}") from None
-    return {"kind": kind, **{key: getattr(checked, key) for key in values if key != "kind"}}
+    """Read `kind:key=value,key=value`, for example `dirichlet:alpha=0.1,clients=100`; return the keys given."""
+    return short_form(text, "partition", PARTITIONS).model_dump(exclude_unset=True)

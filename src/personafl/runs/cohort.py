@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from personafl.core import rng
 
-__all__ = ["Sampling", "draw_cohort"]
+__all__ = ["Sampling", "draw_cohort", "draw_offline"]
 
 Sampling = Literal["exact", "bernoulli"]
 
@@ -26,3 +26,16 @@ def draw_cohort(clients: NDArray[np.int64], size: int, sampling: Sampling, seed:
     if sampling == "exact":
         return np.sort(clients[np.argpartition(draws, size - 1)[:size]])
     return clients[draws < size / len(clients) * 2.0**64]
+
+
+def draw_offline(
+    members: NDArray[np.int64], active: NDArray[np.int64], wanted: int | float, seed: int, round_: int
+) -> NDArray[np.int64]:
+    """Return who of a server's members trains without contact in a round, in ascending order.
+
+    `wanted` is a count, or a share of the members; where fewer are not active, it is all of those.
+    """
+    others = np.setdiff1d(members, active)
+    size = wanted if isinstance(wanted, int) else round(wanted * len(members))
+    order = np.argsort(rng.mix(seed, "offline", round_, others), kind="stable")
+    return np.sort(others[order[:size]])

@@ -16,11 +16,11 @@ from torch.func import vmap
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batches, Data, Steps, draw
+from personafl.core.batches import Batches, Data, Steps, draw, drawn_steps
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 
-__all__ = ["Engine", "Strategy", "gather"]
+__all__ = ["Engine", "Strategy", "gather", "local_steps", "paces"]
 
 Strategy = Literal["stacked", "sequential"]
 
@@ -81,6 +81,22 @@ def _one(data: Data, row: int) -> Data:
     return Data(phases, data.examples[row], data.round)
 
 
+def paces(clients: NDArray[np.int64], seed: int, round_: int) -> rng.Words:
+    """Return the randomness from which `drawn_steps` has how many steps clients take in a round."""
+    return rng.mix(seed, "steps", round_, clients)
+
+
+def local_steps(work: Steps, seed: int) -> Callable[[NDArray[np.int64], int], NDArray[np.int64]]:
+    """Return K_i as a function of (clients, round): local steps, or epochs where training is in epochs."""
+
+    def steps(clients: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
+        if work.epochs is not None:
+            return np.full(len(clients), work.epochs)
+        return drawn_steps(work, paces(clients, seed, round_))
+
+    return steps
+
+
 def gather(
     data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
 ) -> Data:
@@ -88,8 +104,9 @@ def gather(
     train = data.train
     starts = train.offset[clients]
     sizes = train.offset[clients + 1] - starts
+    pool, pace = (data.x, data.y), paces(clients, seed, round_)
     batches = {
-        name: draw((data.x, data.y), train.flat, starts, sizes, steps, rng.mix(seed, "batches", name, round_, clients))
+        name: draw(pool, train.flat, starts, sizes, steps, rng.mix(seed, "batches", name, round_, clients), pace)
         for name, steps in phases.items()
     }
     device = data.x.device

@@ -24,6 +24,7 @@ from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, did_you_mean
 from personafl.models import default_model
 from personafl.models.cost import latency, multiply_adds
+from personafl.runs.cloud import make_simulation
 from personafl.runs.files import atomic_write, read_json, storage
 from personafl.runs.modelcard import model_card
 from personafl.runs.modelfile import (
@@ -260,9 +261,10 @@ class _Finished:
             ) from error
 
     def _models(self, client: int | None) -> dict[str, tuple[Part, ...]]:
-        """Return the models of a client by name; the global one is every client's."""
-        which = int(self._federation.data.seen[0]) if client is None else client
-        return packed_models(self._simulation, self._tuned, which)
+        """Return the models of a client by name; what all share is, of several servers, their mean."""
+        if client is None:
+            return packed_models(self._simulation, self._tuned, int(self._federation.data.seen[0]), None)
+        return packed_models(self._simulation, self._tuned, client, int(self._simulation.homes[client]))
 
     def _net(self, client: int | None) -> Net:
         if client is None:
@@ -271,7 +273,12 @@ class _Finished:
         return self._federation.problems[which].personal_net
 
     def _accuracies(self, client: int | None) -> dict[str, float]:
-        """Return test accuracies by model, of a client or as means over seen ones; also that of training alone."""
+        """Return test accuracies by model, of a client or as means over seen ones; also that of training alone.
+
+        Of several servers' mean there are none: clients were scored with their own server's model.
+        """
+        if client is None and self._simulation.homes.any():
+            return {}
         found = _accuracies(self._result, client)
         alone = {} if self._alone is None else _accuracies(self._alone, client)
         return found | ({"local": alone["personal"]} if "personal" in alone else {})
@@ -402,7 +409,7 @@ def _opened(run: Path, job: Job) -> tuple[Simulation, Store]:
     checkpoint = directory.checkpoint()
     store = Store(run / "states", budget, checkpoint.states)
     try:
-        simulation = Simulation(job.federation, store, directory.server_bytes(checkpoint))
+        simulation = make_simulation(job.federation, store, directory.server_bytes(checkpoint))
     except BadInput as error:
         raise BadInput(f"{run}: the server's state after round {checkpoint.rounds}: {error}") from error
     return simulation, Store(run / "tuned", budget, checkpoint.tuned)

@@ -13,16 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from personafl.algorithms import METHODS
 from personafl.algorithms.training import Training
 from personafl.algorithms.uplink import LowRank, TopEntries, Whole
+from personafl.cloud.config import CloudSection, check_cloud
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import Steps
 from personafl.core.net import Buffers
-from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
+from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
 from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Step
 from personafl.data.config import DataConfig
 from personafl.errors import BadInput, did_you_mean
 from personafl.evaluate.choice import CAUTION
 from personafl.models.adapters import AdapterKind
 from personafl.options import checked, explain, import_path
+from personafl.runs.buffer import BufferSection, check_buffer
 from personafl.runs.devices import DeviceSection, check_devices, check_each
 from personafl.runs.values import merged, plain, without_none
 
@@ -53,14 +55,16 @@ class ModelSection(Section):
 class TrainingSection(Section):
     """How a client trains in a round, for every method."""
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "accelerated"] = "sgd"  # accelerated: projected gradient that looks ahead
     lr: Annotated[float, Field(gt=0)] = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
+    box: Annotated[float, Field(gt=0)] | None = None  # of accelerated: weights stay in [−box, box]
     weight_decay: NonNegative = 0.0
     clip: Annotated[float, Field(gt=0)] | None = None  # gradient norm per step
     epochs: Positive | None = None  # passes over the client's data; 1 unless steps is given
     steps: Positive | None = None  # or a number of minibatches
+    least_steps: Positive | None = None  # then: drawn for each client and round, from this many up to steps
     batch: Positive | Literal["all"] = 32
     schedule: Annotated[Constant | Exponential | Step | Linear, Field(discriminator="kind")] = Constant()
 
@@ -70,18 +74,34 @@ class TrainingSection(Section):
             raise ValueError("give either epochs or steps, not both")
         if self.optimizer == "adam" and (self.momentum or self.nesterov):
             raise ValueError("momentum and nesterov are for sgd; adam has its own")
+        if self.optimizer == "accelerated" and (self.nesterov or not self.momentum):
+            raise ValueError("accelerated needs momentum, such as 0.9, and has no nesterov")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum")
+        if self.box is not None and self.optimizer != "accelerated":
+            raise ValueError(f'box is for optimizer = "accelerated", not {self.optimizer}')
+        if self.least_steps is not None and self.least_steps > (self.steps or 0):
+            raise ValueError("least_steps needs steps, and may be at most that")
         return self
 
     def build(self) -> Training:
         """Return it as the methods take it."""
         epochs = None if self.steps is not None else (self.epochs or 1)
-        work = Steps(epochs=epochs, steps=self.steps, batch=None if self.batch == "all" else self.batch)
+        batch = None if self.batch == "all" else self.batch
+        work = Steps(epochs=epochs, steps=self.steps, least=self.least_steps, batch=batch)
         schedule: Schedule = self.schedule
-        optimizer: OptimizerSpec
+        optimizer: LocalOptimizer
         if self.optimizer == "adam":
             optimizer = Adaptive(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=schedule)
+        elif self.optimizer == "accelerated":
+            optimizer = Accelerated(
+                lr=self.lr,
+                momentum=self.momentum,
+                box=self.box,
+                weight_decay=self.weight_decay,
+                clip=self.clip,
+                schedule=schedule,
+            )
         else:
             optimizer = Sgd(
                 lr=self.lr,
@@ -100,6 +120,14 @@ class FederationSection(Section):
     cohort: int | float = 1.0  # clients per round: a count, or a share of the seen clients
     sampling: Literal["exact", "bernoulli"] = "exact"
     weights: Literal["examples", "uniform"] = "examples"
+    offline: int | float = 0  # others that train without contact in a round: a count, or a share of the seen clients
+
+    @field_validator("offline")
+    @classmethod
+    def _none_or_some(cls, value: int | float) -> int | float:
+        if not 0 <= value <= (1 if isinstance(value, float) else value):
+            raise ValueError("give a count, a share up to 1.0, or 0 for nobody")
+        return value
 
     @field_validator("cohort")
     @classmethod
@@ -110,14 +138,22 @@ class FederationSection(Section):
 
     def size(self, clients: int) -> int:
         """Return the cohort's size for a population."""
-        if isinstance(self.cohort, int):
-            if self.cohort > clients:
+        for key in ("cohort", "offline"):
+            value = getattr(self, key)
+            if isinstance(value, int) and value > clients:
                 raise BadInput(
-                    f"federation.cohort: {self.cohort} clients a round, but only {clients} take part in training; "
+                    f"federation.{key}: {value} clients a round, but only {clients} take part in training; "
                     "lower it, or give a share such as 0.5"
                 )
-            return self.cohort
-        return max(1, round(self.cohort * clients))
+        return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * clients))
+
+    def check_offline(self, algorithm: Algorithm) -> None:
+        """Fail if clients are to train without contact under a method that does not say how."""
+        if self.offline and getattr(algorithm.client, "offline", None) is None:
+            raise BadInput(
+                f"federation.offline: {algorithm.name}'s clients train only in contact; remove it (given: "
+                f"{self.offline}), or in a comparison leave it to others: compare.variants.NAME.federation.offline"
+            )
 
 
 class MethodSection(Section):
@@ -207,6 +243,8 @@ class Recipe(Section):
     federation: FederationSection = FederationSection()
     method: MethodSection = MethodSection()
     devices: tuple[DeviceSection, ...] = ()  # kinds of devices, if clients differ in them
+    cloud: CloudSection | None = None  # several servers with devices of their own; None: one server
+    buffer: BufferSection | None = None  # one server that does not wait for everyone; None: it does
     uplink: Annotated[Whole | TopEntries | LowRank, Field(discriminator="form")] = Whole()  # of the main stage
     pretrain: PretrainSection = PretrainSection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -242,6 +280,8 @@ class Recipe(Section):
             except ValidationError as error:
                 raise explain(error, "", cls) from error
             check_devices(recipe.devices)
+            check_cloud(recipe.cloud, recipe.federation.model_dump())
+            check_buffer(recipe.buffer, recipe.federation.model_dump(), on_cloud=recipe.cloud is not None)
             recipe.compare.check()
             if not recipe.rounds and recipe.start is None and not recipe.pretrain.rounds:
                 raise BadInput("rounds: input should be greater than or equal to 1, or name a start to go on from")
@@ -266,7 +306,8 @@ class Recipe(Section):
     def for_pretraining(self) -> Recipe | None:
         """Return the recipe of stage (a), or None: the same data and network, without personal parts or devices.
 
-        Its uploads are dense: a comparison does it once, for variants with whatever uplink.
+        Its uploads are dense, and its rounds wait for all: a comparison does it once, for variants with whatever uplink
+        and buffer.
         """
         if not self.pretrain.rounds:
             return None
@@ -278,7 +319,9 @@ class Recipe(Section):
                 "training": self.pretrain.training or self.training,
                 "model": self.model.model_copy(update=own),
                 "devices": (),
+                "federation": self.federation.model_copy(update={"offline": 0}),
                 "uplink": Whole(),
+                "buffer": None,
                 "pretrain": PretrainSection(),
                 "finetune": False,
             }
@@ -303,6 +346,10 @@ class Recipe(Section):
         source = Path(self.data.source).expanduser()
         if source.exists():
             changes["data"] = self.data.model_copy(update={"source": str(source.resolve())})
+        if self.cloud is not None:
+            changes["cloud"] = self.cloud.anchored()
+        if self.buffer is not None:
+            changes["buffer"] = self.buffer.anchored()
         if self.start is not None:
             changes["start"] = str(Path(self.start).expanduser().resolve())
         return self.model_copy(update=changes)

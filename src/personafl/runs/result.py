@@ -35,7 +35,7 @@ Groups = Mapping[str, Mapping[tuple[str, str], Scores]]  # clients -> (model, sp
 
 # What comes first in a row and in the line of a client.
 ROW = ("method", "seed", "model", "clients", "split", "accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")
-CLIENT = ("client", "name", "clients", "device", "train", "validation", "test")
+CLIENT = ("client", "name", "clients", "device", "server", "train", "validation", "test")
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,6 +125,7 @@ def make_result(
                     "parameters": size.parameters,
                     "bytes_stored": size.bytes,
                     "seconds": totals.seconds,
+                    **({} if totals.time is None else {"time": totals.time}),
                 }
             )
     columns = _in_order(_columns(recipe, federation, groups), CLIENT)
@@ -178,6 +179,8 @@ def _columns(recipe: Recipe, federation: Federation, groups: Groups) -> dict[str
     if recipe.devices:
         names = device_names(recipe.devices)
         columns["device"] = [names[which] for which in federation.problem_of[order]]
+    if federation.cloud is not None:
+        columns["server"] = federation.cloud.topology.home[order].tolist()
     places = {"seen": slice(0, len(data.seen)), "unseen": slice(len(data.seen), len(order))}
     for clients, (model, split), scores in ((c, key, s) for c, part in groups.items() for key, s in part.items()):
         for measure, values in (("accuracy", scores.accuracy), ("loss", scores.loss)):

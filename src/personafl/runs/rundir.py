@@ -44,6 +44,7 @@ class Checkpoint:
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
+    time: float | None = None  # virtual, of a cloud or a buffer
 
 
 class RunDirectory:

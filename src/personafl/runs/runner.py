@@ -30,6 +30,8 @@ from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.evaluate.summary import summarize
 from personafl.models import default_model, make_net_and_split
 from personafl.models.adapters import is_adapter
+from personafl.runs.buffered import make_buffer
+from personafl.runs.cloud import make_cloud, make_simulation
 from personafl.runs.devices import OwnNetwork, check_method, deal, own_nets
 from personafl.runs.engine import Engine
 from personafl.runs.files import atomic_write, read_json, write_json
@@ -120,6 +122,7 @@ def prepare(
     objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
     algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)  # first: it is quick to fail
     check_method(recipe.devices, algorithm)
+    recipe.federation.check_offline(algorithm)
     device = _device(recipe.engine.device)
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
     if recipe.engine.threads is not None:
@@ -127,6 +130,12 @@ def prepare(
     data = data or data_build.load(recipe.data, recipe.seed)
     cohort = recipe.federation.size(len(data.seen))
     kinds = deal(recipe.devices, data, recipe.seed)
+    cloud = None
+    if recipe.cloud is not None:
+        cloud = make_cloud(recipe.cloud, data, algorithm, recipe.training.build().work, recipe.seed)
+    buffer = None
+    if recipe.buffer is not None:
+        buffer = make_buffer(recipe.buffer, data, algorithm, recipe.training.build().work, recipe.seed)
     x = data.x.to(device, dtype) if data.x.is_floating_point() else data.x.to(device)
     data = dataclasses.replace(data, x=x, y=data.y.to(device))
     name = default_model(data) if recipe.model.name == "auto" else recipe.model.name
@@ -163,6 +172,9 @@ def prepare(
         weights=recipe.federation.weights,
         dtype=dtype,
         start=start,
+        offline=recipe.federation.offline,
+        cloud=cloud,
+        buffer=buffer,
     )
     algorithm.server.init(shared, start, federation.population)  # a method that needs a split says so here
     return Job(recipe, federation, objects)
@@ -236,7 +248,7 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
 
 
 def _global_model(simulation: Simulation) -> Params:
-    """Return the shared model, for runs that start from this one; nothing where there is none."""
+    """Return the shared model, of several servers their mean, for runs that start from it; nothing if there is none."""
     fed, down = simulation.federation, simulation.down()
     return fed.algorithm.client.models(fed.problems[0], down, simulation.shape(0, down)).get("global", {})
 
@@ -272,9 +284,10 @@ def _train(job: Job, progress: _Run, listener: Listener | None) -> None:
                 raise progress.kept(error) from error
             spent = time.monotonic() - began
             loss = done.loss if math.isfinite(done.loss) else None  # nobody took part; JSON has no NaN
-            progress.directory.record({"event": "round", **vars(done), "loss": loss, "seconds": spent})
+            facts = {key: value for key, value in vars(done).items() if value is not None}
+            progress.directory.record({"event": "round", **facts, "loss": loss, "seconds": spent})
             if every and (number + 1) % every == 0 and number + 1 < recipe.rounds:
-                accuracy = _record_scores(progress, job, number + 1)
+                accuracy = _record_scores(progress, job, done)
             progress.add(done, spent)
             progress.save(recipe.engine.checkpoint_seconds)
             if listener is not None:
@@ -294,7 +307,7 @@ def _tune(job: Job, progress: _Run, listener: Listener | None) -> None:
     waiting = [c for c in everyone if c not in tuned and (job.recipe.finetune or not simulation.has_model(c))]
     before = len(tuned)
     with polite_stop() as stop:
-        for _, chunk in simulation.groups(np.array(waiting, dtype=np.int64)):
+        for _, _, chunk in simulation.groups(np.array(waiting, dtype=np.int64)):
             began = time.monotonic()
             try:
                 tune(simulation, tuned, chunk, job.recipe.rounds)
@@ -319,7 +332,7 @@ class _Run:
         self.tuned = Store(directory.path / "tuned", budget, checkpoint.tuned)
         server = directory.server_bytes(checkpoint) if checkpoint.rounds else None
         try:
-            self.simulation = Simulation(job.federation, store, server)
+            self.simulation = make_simulation(job.federation, store, server)
         except BadInput as error:
             raise BadInput(f"{directory.path}: the server's state after round {checkpoint.rounds}: {error}") from error
 
@@ -331,6 +344,7 @@ class _Run:
             bytes_down=self.total.bytes_down + (done.bytes_down if done else 0),
             bytes_up=self.total.bytes_up + (done.bytes_up if done else 0),
             seconds=self.total.seconds + seconds,
+            time=self.total.time if done is None else done.time,
         )
 
     def save(self, seconds: float) -> None:
@@ -340,7 +354,7 @@ class _Run:
         states, tuned = self.simulation.store.flush(), self.tuned.flush()
         length = self.directory.record(durable=True)
         total = dataclasses.replace(self.total, states=states, tuned=tuned, metrics_bytes=length)
-        self.directory.commit(total, wire.encode(self.simulation.server))
+        self.directory.commit(total, wire.encode(self.simulation.saved()))
         self.simulation.store.collect()
         self.tuned.collect()
         self._saved = time.monotonic()
@@ -372,15 +386,16 @@ def _score(progress: _Run, job: Job, final: bool) -> dict[str, Scored]:
     }
 
 
-def _record_scores(progress: _Run, job: Job, number: int) -> float:
+def _record_scores(progress: _Run, job: Job, done: Round) -> float:
     accuracy = 0.0
+    when = {"number": done.number} if done.time is None else {"number": done.number, "time": done.time}
     for clients, scored in _score(progress, job, False).items():
         for (model, split), scores in sorted(scored.scores.items()):
             summary = summarize(scores.accuracy, scores.loss, scores.samples)
             progress.directory.record(
                 {
                     "event": "score",
-                    "number": number - 1,
+                    **when,
                     **vars(summary),
                     "count": summary.clients,
                     "clients": clients,

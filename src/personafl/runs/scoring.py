@@ -45,8 +45,8 @@ class Scored:
 def tune(simulation: Simulation, tuned: Store, clients: Clients, number: int) -> None:
     """Fine-tune clients after `number` rounds, from their states or as newcomers, and keep the result in `tuned`."""
     fed, rule = simulation.federation, simulation.federation.algorithm.client
-    down = simulation.down()
-    for which, group in simulation.groups(clients):
+    for which, server, group in simulation.groups(clients):
+        down = simulation.down(server)
         data = gather(fed.data, group, rule.tuning, fed.seed, number)
         states = simulation.states(which, down, group)
         states = fed.engines[which].train(bound(rule.personalize, fed.problems[which]), down, states, data)
@@ -60,18 +60,20 @@ def score(
 ) -> Scored:
     """Score what clients can use now: "global", "personal" (the state), "tuned" (fine-tuned from the state).
 
+    The global model of a client is that of its own server.
+
     A client without a model in its state is as a newcomer: once it is in `tuned`, that is its personal model. With
     `blends`, mixtures of the global and the last personal model (tuned, if any) are scored too, as "blend 0.25" etc.,
     where both are of one architecture and in full precision.
     """
     fed, rule = simulation.federation, simulation.federation.algorithm.client
-    down = simulation.down()
-    shared = rule.models(fed.problems[0], down, simulation.shape(0, down)).get("global")
+    downs = {server: simulation.down(server) for server in np.unique(simulation.homes[clients]).tolist()}
+    globals_ = {server: _global(simulation, down) for server, down in downs.items()}
     scores: dict[tuple[str, str], list[tuple[Clients, Scores]]] = {}
     gains: dict[str, list[tuple[Clients, Gains]]] = {}
     twice = tuned is not None and any(simulation.has_model(c) and c in tuned for c in map(int, clients))
-    for which, members in simulation.groups(clients):
-        problem = fed.problems[which]
+    for which, server, members in simulation.groups(clients):
+        problem, down, shared = fed.problems[which], downs[server], globals_[server]
         for group in _alike(simulation, tuned, members):
             models = dict(_models(simulation, tuned, which, down, group))
             if twice and "tuned" not in models:  # a newcomer, among clients that have both
@@ -88,11 +90,22 @@ def score(
                     pair = paired_gains(problem, base, params, fed.data, splits["validation"], group)
                     gains.setdefault(name, []).append((group, pair))
     joined = {key: _in_order(clients, parts) for key, parts in scores.items()}
-    if shared is not None:
-        for split, rows in splits.items():
-            joined["global", split] = score_shared(fed.problems[0], shared, fed.data, rows, clients)
+    for split, rows in splits.items():
+        parts = [
+            (members, score_shared(fed.problems[0], shared, fed.data, rows, members))
+            for server, shared in globals_.items()
+            if shared is not None and len(members := clients[simulation.homes[clients] == server])
+        ]
+        if parts:
+            joined["global", split] = _in_order(clients, parts)
     chooses = np.array([_can_choose(fed.problems[which], rule) for which in fed.problem_of[clients]], dtype=np.bool_)
     return Scored(joined, {name: _in_order(clients, parts) for name, parts in gains.items()}, chooses)
+
+
+def _global(simulation: Simulation, down: Tree) -> Params | None:
+    """Return the model that the clients of a server share, if any."""
+    fed = simulation.federation
+    return fed.algorithm.client.models(fed.problems[0], down, simulation.shape(0, down)).get("global")
 
 
 def _can_choose(problem: Problem, rule: ClientRule) -> bool:

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personafl.cloud.plan import Cloud
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, Problem, Reduced, for_returning, reduce
+from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, for_returning, reduce
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import Diverged
-from personafl.runs.cohort import Sampling, draw_cohort
+from personafl.runs.buffer import Buffer
+from personafl.runs.cohort import Sampling, draw_cohort, draw_offline
 from personafl.runs.engine import Engine, gather
 from personafl.runs.store import Store
 
-__all__ = ["Federation", "Round", "Simulation", "bound"]
+__all__ = ["Federation", "Round", "Simulation", "Trained", "bound"]
 
 Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
@@ -44,19 +46,30 @@ class Federation:
     weights: Weights
     dtype: torch.dtype
     start: Params | None = None  # of the shared model; None: drawn
+    offline: int | float = 0  # clients of a server that train without contact in a round: a count, or a share of all
+    cloud: Cloud | None = None  # several servers; None: one, that draws its cohorts
+    buffer: Buffer | None = None  # that server does not wait for everyone; None: it does
 
     @property
     def population(self) -> float:
         """The weight of all clients that may take part."""
-        seen = self.data.seen
-        return float(self.data.train.sizes[seen].sum() if self.weights == "examples" else len(seen))
+        return self.weight_of(self.data.seen)
+
+    def weight_of(self, clients: Clients) -> float:
+        """Return how much clients weigh together."""
+        return float(self.weights_of(clients).sum())
+
+    def weights_of(self, clients: Clients) -> Clients:
+        """Return how much each client weighs."""
+        return self.data.train.sizes[clients] if self.weights == "examples" else np.ones_like(clients)
 
 
 @dataclass(frozen=True)
 class Round:
     """What a round did: mean training loss over its clients, how many they were, bytes down and up.
 
-    `ranks` are those of the weights that were sent as factors.
+    `ranks` are those of the weights that were sent as factors. On a cloud there are its virtual time and what happened;
+    with a buffer its virtual time, how stale the uploads were that it took (mean and largest), and how many it dropped.
     """
 
     number: int
@@ -65,6 +78,19 @@ class Round:
     bytes_down: int
     bytes_up: int
     ranks: dict[str, int]
+    time: float | None = None
+    journal: dict[str, Any] | None = None
+    staleness: float | None = None
+    most_stale: int | None = None
+    dropped: int | None = None
+
+
+class Trained(NamedTuple):
+    """What the training of some clients sends to their server, and what it cost."""
+
+    uploads: Reduced | None  # None: nobody took part
+    bytes_down: int
+    bytes_up: int
 
 
 class Simulation:
@@ -73,58 +99,115 @@ class Simulation:
     def __init__(self, federation: Federation, store: Store, server_bytes: bytes | None = None) -> None:
         self.federation = federation
         self.store = store
-        net, self._device = federation.problems[0].net, federation.data.x.device
-        start = federation.start or net.init(rng.generator(federation.seed, "start"))
-        rule = federation.algorithm.server
-        self.server = _plain(rule.init(federation.problems[0], self.cast(start), federation.population))
-        if server_bytes is not None:
-            self.server = tree.map(lambda leaf: leaf.to(self._device), wire.decode(server_bytes, self.server))
+        self.homes = np.zeros(federation.data.clients, dtype=np.int64)  # [clients] whose model each one receives
+        self._device = federation.data.x.device
+        self.server = self._begin()
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
         self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
+        if server_bytes is not None:
+            self._restore(server_bytes)
+
+    def _restore(self, server_bytes: bytes) -> None:
+        self.server = self._decoded(server_bytes, self.server)
+
+    def _decoded(self, data: bytes, like: Tree) -> Tree:
+        return tree.map(lambda leaf: leaf.to(self._device), wire.decode(data, like))
+
+    def saved(self) -> Tree:
+        """Return what a checkpoint keeps besides the clients' states."""
+        return self.server
+
+    def _begin(self) -> Tree:
+        """Return the server's state before the first round."""
+        return self._new_server(self.federation.population)
+
+    def _new_server(self, population: float) -> Tree:
+        """Return the fresh state of a server for clients of this weight."""
+        fed = self.federation
+        start = fed.start or fed.problems[0].net.init(rng.generator(fed.seed, "start"))
+        return _plain(fed.algorithm.server.init(fed.problems[0], self.cast(start), population))
 
     def step(self, number: int) -> Round:
         """Run one round."""
-        fed, rule = self.federation, self.federation.algorithm.client
+        fed = self.federation
         cohort = draw_cohort(fed.data.seen, fed.cohort, fed.sampling, fed.seed, number)
         message = self.broadcast()
-        first, down = wire.dense(message), wire.dense(for_returning(message))
-        newcomers = sum(int(client) not in self.store for client in cohort)
+        done = self._train(cohort, message, number)
+        loss = float("nan")
+        if done.uploads is not None:
+            self.server = self._updated(self.server, done.uploads, number)
+            loss = float(done.uploads.mean().loss)
+        self._train_offline(fed.data.seen, cohort, number)
+        return Round(number, loss, len(cohort), done.bytes_down, done.bytes_up, wire.ranks(message))
+
+    def _train(self, cohort: Clients, message: Tree, number: int) -> Trained:
+        """Train clients of one server for a round, keep their states and join their uploads."""
+        bytes_down = self._bytes_down(cohort, message)
         joined: Reduced | None = None
         bytes_up = 0
-        for which, clients in self.groups(cohort):
-            problem, engine = fed.problems[which], fed.engines[which]
-            data = gather(fed.data, clients, rule.phases, fed.seed, number)
-            states = self.states(which, first, clients)
-            states, uploads = engine.train(bound(rule.update, problem), down, states, data)
-            self.check(f"round {number + 1}: training", clients, (states, uploads))
+        for clients, states, uploads in self._results(cohort, message, number):
             self._keep(clients, states)
             bytes_up += wire.size_of_one(uploads) * len(clients)
-            weights = data.examples if fed.weights == "examples" else torch.ones_like(data.examples)
-            part = reduce(wire.dense_each(uploads), weights)
+            part = reduce(wire.dense_each(uploads), self._weights(clients))
             joined = part if joined is None else joined.plus(part)
-        loss = float("nan")
-        if joined is not None:
-            self.server = _plain(fed.algorithm.server.update(self.server, joined, number))
-            self._check_server(number)
-            loss = float(joined.mean().loss)
-        again = wire.size(for_returning(message))
-        bytes_down = again * len(cohort) + (wire.size(message) - again) * newcomers
-        return Round(number, loss, len(cohort), bytes_down, bytes_up, wire.ranks(message))
+        return Trained(joined, bytes_down, bytes_up)
 
-    def broadcast(self) -> Tree:
-        """Return what a newcomer is sent now, in compact forms."""
+    def _results(self, cohort: Clients, message: Tree, number: int) -> Iterator[tuple[Clients, Tree, Tree]]:
+        """Train clients for a round, and yield chunks of them with their new states and their uploads, stacked."""
+        fed, rule = self.federation, self.federation.algorithm.client
+        first, down = wire.dense(message), wire.dense(for_returning(message))
+        for which, _, clients in self.groups(cohort):
+            data = gather(fed.data, clients, rule.phases, fed.seed, number)
+            states = self.states(which, first, clients)
+            states, uploads = fed.engines[which].train(bound(rule.update, fed.problems[which]), down, states, data)
+            self.check(f"round {number + 1}: training", clients, (states, uploads))
+            yield clients, states, uploads
+
+    def _bytes_down(self, cohort: Clients, message: Tree) -> int:
+        """Return the bytes of a broadcast to clients, of whom newcomers are sent more."""
+        newcomers = sum(int(client) not in self.store for client in cohort)
+        again = wire.size(for_returning(message))
+        return again * len(cohort) + (wire.size(message) - again) * newcomers
+
+    def _weights(self, clients: Clients) -> torch.Tensor:
+        return torch.from_numpy(self.federation.weights_of(clients)).to(self._device)
+
+    def _train_offline(self, members: Clients, active: Clients, number: int) -> None:
+        """Let some members of a server that are not active train without contact: those that were in contact before."""
+        fed, rule = self.federation, self.federation.algorithm.client
+        if not fed.offline:
+            return
+        offline: Any = rule.offline  # type: ignore[attr-defined]  # an optional method of rules
+        chosen = draw_offline(members, active, fed.offline, fed.seed, number)
+        known = chosen[[int(client) in self.store for client in chosen]]
+        for which, server, clients in self.groups(known):
+            problem, states = fed.problems[which], self.states(which, self.down(server), clients)
+            data = gather(fed.data, clients, rule.phases, fed.seed, number)
+            states = fed.engines[which].train(_alone(offline, problem), Empty(), states, data)
+            self.check(f"round {number + 1}: offline training", clients, states)
+            self._keep(clients, states)
+
+    def _updated(self, server: Tree, uploads: Reduced, number: int) -> Tree:
+        """Return a server's state after a round."""
+        return self._checked(self.federation.algorithm.server.update(server, uploads, number), number)
+
+    def broadcast(self, server: int | None = None) -> Tree:
+        """Return what a newcomer to a server is sent now, in compact forms; None: by the mean of all servers."""
         return self.federation.algorithm.server.broadcast(self.server)
 
-    def down(self) -> Tree:
-        """Return what a newcomer receives now."""
-        return wire.dense(self.broadcast())
+    def down(self, server: int | None = None) -> Tree:
+        """Return what a newcomer to a server receives now; None: from the mean of all servers."""
+        return wire.dense(self.broadcast(server))
 
-    def groups(self, clients: Clients) -> Iterator[tuple[int, Clients]]:
-        """Cut clients into chunks that solve one problem and fit memory."""
+    def groups(self, clients: Clients) -> Iterator[tuple[int, int, Clients]]:
+        """Cut clients into chunks (problem, server, clients) that solve one problem, have one server and fit memory."""
         kinds = self.federation.problem_of[clients]
-        for which in np.unique(kinds):
-            for chunk in self.federation.engines[which].chunks(clients[kinds == which]):
-                yield int(which), chunk
+        homes = self.homes[clients]
+        for server in np.unique(homes):
+            for which in np.unique(kinds[homes == server]):
+                members = clients[(homes == server) & (kinds == which)]
+                for chunk in self.federation.engines[which].chunks(members):
+                    yield int(which), int(server), chunk
 
     def states(self, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""
@@ -180,9 +263,11 @@ class Simulation:
                 f"{what} gave non-finite numbers for clients {listed}; lower training.lr or set training.clip"
             )
 
-    def _check_server(self, number: int) -> None:
-        if not all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(self.server)):
+    def _checked(self, server: Tree, number: int) -> Tree:
+        """Return a server's state as it is kept; fail if it is not finite."""
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(server)):
             raise Diverged(f"round {number + 1}: the shared model became non-finite; lower the server's learning rate")
+        return _plain(server)
 
 
 def _plain(state: Tree) -> Tree:
@@ -193,3 +278,8 @@ def _plain(state: Tree) -> Tree:
 def bound(rule: Any, problem: Problem) -> Any:
     """Return a client rule's function for one problem: (down, state, data) -> …"""
     return lambda down, state, data: rule(problem, down, state, data)
+
+
+def _alone(rule: Any, problem: Problem) -> Any:
+    """Return a client rule's `offline` for one problem, as an engine calls it."""
+    return lambda down, state, data: rule(problem, state, data)

@@ -37,7 +37,7 @@ def measure(simulation: Simulation, tuned: Store | None, clients: Clients) -> di
     for which in np.unique(kinds):
         members = clients[kinds == which]
         for client in map(int, members[:1] if alike else members):
-            models = packed_models(simulation, tuned, client)
+            models = packed_models(simulation, tuned, client, int(simulation.homes[client]))
             if alike and "personal" in models:  # it may be a newcomer, which has no model that is tuned again
                 models.setdefault("tuned", models["personal"])
             for name, parts in models.items():
@@ -51,24 +51,29 @@ def measure(simulation: Simulation, tuned: Store | None, clients: Clients) -> di
     return sizes
 
 
-def packed_models(simulation: Simulation, tuned: Store | None, client: int) -> dict[str, tuple[Tree, ...]]:
-    """Return a client's models in compact forms by the names that scores have: global, personal, tuned."""
+def packed_models(
+    simulation: Simulation, tuned: Store | None, client: int, server: int | None
+) -> dict[str, tuple[Tree, ...]]:
+    """Return a client's models in compact forms by the names that scores have: global, personal, tuned.
+
+    They are made from what a server sends; None: from the mean of all servers.
+    """
     models: dict[str, tuple[Tree, ...]] = {}
-    for name, message, state in _states(simulation, tuned, client):
+    message = simulation.broadcast(server)
+    for name, state in _states(simulation, tuned, client, wire.dense(message)):
         rule, which = simulation.federation.algorithm.client, simulation.federation.problem_of[client]
         parts = packed(rule, simulation.federation.problems[which], message, state)
         models |= {name if key == "personal" else key: value for key, value in parts.items()}
     return models
 
 
-def _states(simulation: Simulation, tuned: Store | None, client: int) -> Iterator[tuple[str, Tree, Tree]]:
+def _states(simulation: Simulation, tuned: Store | None, client: int, down: Tree) -> Iterator[tuple[str, Tree]]:
     """Yield what a client's models are made from: what it has after the rounds, and after fine-tuning."""
     which = int(simulation.federation.problem_of[client])
-    message, down = simulation.broadcast(), simulation.down()
     known = simulation.has_model(client)
     if known or tuned is None or client not in tuned:
         states = simulation.states(which, down, np.array([client]))
-        yield "personal", message, tree.take(states, 0)
+        yield "personal", tree.take(states, 0)
     if tuned is not None and client in tuned:
         states = tuned_states(simulation, tuned, which, down, np.array([client]))
-        yield "tuned" if known else "personal", message, tree.take(states, 0)
+        yield "tuned" if known else "personal", tree.take(states, 0)

@@ -1,0 +1,132 @@
+"""Virtual time: what the servers of a cloud do and when, as discrete events. Nothing waits.
+
+At the beginning of a server's round every one of its devices draws the time until it asks to take part. The earliest
+|Q_n| are active; each takes K_i local steps, all of one drawn length; the server is ready when the last of them is:
+
+    τ_n = max over the active devices i of  arrival_i + K_i · step_i
+
+(R. Wu et al., *Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models*, footnote 2).
+Aggregation takes no time. All draws are hashes of (seed, purpose, round, device), so that events are the same for
+every method under one seed, and are played again from the beginning when a run is resumed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from personafl.cloud.protocol import Coordinator, Isolate, Mix, Ready, Start
+from personafl.cloud.topology import Topology
+from personafl.core import rng
+
+__all__ = ["Aggregation", "DeviceTimes", "Phases", "Turn", "play"]
+
+Clients = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A server's round: when it was ready, and which devices were active in it, in ascending order."""
+
+    server: int
+    round: int
+    time: float
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What the coordinator did: whose models it mixed, and who updated alone since the last one, in order of time."""
+
+    number: int
+    time: float
+    members: tuple[Turn, ...]
+    isolated: tuple[Turn, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a journal has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Aggregation:
+        """Read it from a journal."""
+
+        def turns(entries: list[dict[str, Any]]) -> tuple[Turn, ...]:
+            return tuple(Turn(**{**entry, "devices": tuple(entry["devices"])}) for entry in entries)
+
+        return cls(values["number"], values["time"], turns(values["members"]), turns(values["isolated"]))
+
+
+Phase = Callable[[int, int], tuple[Clients, float]]  # (server, round) -> its active devices, and how long they take
+
+
+def play(coordinator: Coordinator, phase: Phase) -> Iterator[Aggregation]:
+    """Yield the aggregations in the order of time, without end; servers that are ready at once go by their number."""
+    queue: list[tuple[float, int, Turn]] = []
+
+    def begin(start: Start, now: float) -> None:
+        devices, seconds = phase(start.server, start.round)
+        turn = Turn(start.server, start.round, now + seconds, tuple(devices.tolist()))
+        heapq.heappush(queue, (turn.time, turn.server, turn))
+
+    for start in coordinator.start():
+        begin(start, 0.0)
+    waiting: dict[int, Turn] = {}  # server -> what it has done
+    isolated: list[Turn] = []
+    while True:
+        now, server, turn = heapq.heappop(queue)
+        waiting[server] = turn
+        for event in coordinator.receive(Ready(server, turn.round)):
+            match event:
+                case Start():
+                    begin(event, now)
+                case Isolate():
+                    isolated.append(waiting.pop(event.server))
+                case Mix():
+                    members = tuple(waiting.pop(member) for member in event.members)
+                    yield Aggregation(event.round, now, members, tuple(isolated))
+                    isolated.clear()
+
+
+class Law(Protocol):
+    """How long something takes."""
+
+    def quantile(self, share: ArrayLike) -> NDArray[np.float64]:
+        """Return the time that a share of all stays below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTimes:
+    """How long devices take, drawn for each device and round: arrival_i + K_i · step_i."""
+
+    arrival: Law
+    step: Law
+    steps: Callable[[Clients, int], NDArray[np.int64]]  # (devices, round) -> K_i
+    seed: int
+
+    def times(self, devices: Clients, number: int) -> NDArray[np.float64]:
+        """Return how long each device takes in a round."""
+        arrival = self.arrival.quantile(rng.uniforms(self.seed, "arrival", number, devices))
+        length = self.step.quantile(rng.uniforms(self.seed, "step", number, devices))
+        return arrival + self.steps(devices, number) * length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases(DeviceTimes):
+    """The rounds of servers, drawn: which devices are active, and how long the last of them takes."""
+
+    topology: Topology
+    active: int | None  # devices per round; None: all
+
+    def __call__(self, server: int, number: int) -> tuple[Clients, float]:
+        """Return the active devices of a server's round, and its length."""
+        devices = self.topology.devices[server]
+        share = rng.uniforms(self.seed, "arrival", number, devices)
+        # By share: earlier arrivals have smaller ones, and where arrivals are equal it is a fair draw.
+        devices = devices[np.sort(np.argsort(share, kind="stable")[: self.active])]
+        return devices, float(self.times(devices, number).max())

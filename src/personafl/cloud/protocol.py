@@ -1,0 +1,97 @@
+"""Who waits for whom: the coordinator of several servers as a state machine, without clock, tensors or transport.
+
+R. Wu et al., *Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models*, §3.1 and Appendix
+A. A server announces that its devices are done with its round; the coordinator answers, at once or later.
+
+    Ready ──▶ Coordinator ──▶ Mix, Isolate, Start
+
+- All servers (`first` = `servers`): sync and gossip. Round t is mixed when everyone is there.
+- The first B: async. Round t is mixed when B servers are there, whatever round they began in; the others stay as they
+  are and keep what they have done so far.
+- `rigorous`: only servers at the coordinator's round are counted. One that comes too late for its round is isolated: it
+  updates from its own model alone and goes on to its next round, so that every server does every round.
+
+A round's number is the coordinator's when the server began it; a server never begins two with one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Coordinator", "Event", "Isolate", "Mix", "Ready", "Start"]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """In: a server has what it waited for in a round of its own."""
+
+    server: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Out: the models of these servers are mixed, and each of them takes its uploads; their numbers ascend."""
+
+    members: tuple[int, ...]
+    round: int
+
+
+@dataclass(frozen=True)
+class Isolate:
+    """Out: a server takes its uploads from its own model alone, because its round was mixed without it."""
+
+    server: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Out: a server begins a round: it sends its model to the devices that ask for it."""
+
+    server: int
+    round: int
+
+
+Event = Mix | Isolate | Start
+
+
+class Coordinator:
+    """Decides, from what servers announce, who mixes with whom and when they go on."""
+
+    def __init__(self, servers: int, first: int, *, rigorous: bool = False) -> None:
+        if not 1 <= first <= servers:
+            raise ValueError(f"the first {first} of {servers} servers")
+        self._first, self._rigorous = first, rigorous
+        self._round = 0  # how many were mixed
+        self._at = dict.fromkeys(range(servers), 0)  # server -> the round that it is in
+        self._waiting: set[int] = set()
+
+    def start(self) -> tuple[Start, ...]:
+        """Begin: everyone starts round 0."""
+        return tuple(Start(server, 0) for server in self._at)
+
+    def receive(self, event: Ready) -> tuple[Event, ...]:
+        """Return what follows from a server's announcement, in the order in which it is to be done."""
+        if self._at.get(event.server) != event.round or event.server in self._waiting:
+            raise ValueError(f"server {event.server} is not in round {event.round}, or announced it before")
+        return tuple(self._answer(event.server))
+
+    def _answer(self, server: int) -> Iterator[Event]:
+        if self._rigorous and self._at[server] < self._round:
+            yield Isolate(server, self._at[server])
+            yield self._started(server, self._at[server] + 1)
+            return
+        self._waiting.add(server)
+        if len(self._waiting) == self._first:
+            members = tuple(sorted(self._waiting))
+            yield Mix(members, self._round)
+            self._round += 1
+            self._waiting.clear()
+            for member in members:
+                yield self._started(member, self._round)
+
+    def _started(self, server: int, number: int) -> Start:
+        self._at[server] = number
+        return Start(server, number)
