@@ -44,7 +44,16 @@ SMALL: dict[str, Any] = {
     "engine": {"threads": 1},
     "evaluation": {"every": 2},
 }
-AVERAGE = sorted(METHODS.keys() - {"feddyn", "scaffold", "local", "fedslr", "fedbcd", "fedbcdi"})
+REFUSED = {  # their servers do not only average
+    "feddyn",
+    "scaffold",
+    "local",
+    "binaryrelax",
+    "fedslr",
+    "fedbcd",
+    "fedbcdi",
+}
+AVERAGE = sorted(METHODS.keys() - REFUSED)
 TRAINING = Training(work=Steps(steps=2, batch=None), optimizer=Sgd(lr=0.1))
 
 
