@@ -62,9 +62,11 @@ evidence-quped: install-dev
 	$(BIN)/personafl compare recipes/quped.toml $(MNIST) data.partition.per_client=3 --out $(QUPED)/mnist3
 	$(BIN)/personafl compare recipes/quped.toml $(WRITERS) --out $(QUPED)/writers
 	$(BIN)/personafl compare recipes/quped.toml $(C10) data.test=0.2 --out $(QUPED)/cifar10
+	$(BIN)/personafl compare recipes/quped.toml $(C10) data.test=0.2 data.partition.per_client=3 --out $(QUPED)/cifar10-3
 	$(BIN)/personafl compare recipes/quped.toml $(MNIST) $(SAMPLED) --out $(QUPED)/sampled
 	$(BIN)/personafl compare recipes/quped.toml $(WRITERS) --methods $(ALONE),$(TOGETHER) --out $(QUPED)/devices
 	$(BIN)/personafl compare recipes/quped.toml $(WRITERS) --methods fixed-2bit,fixed-1bit --out $(QUPED)/fixed
+	$(BIN)/personafl compare recipes/quped.toml $(C10) data.test=0.2 --methods fixed-2bit,fixed-1bit --out $(QUPED)/cifar10-fixed
 	$(BIN)/personafl compare recipes/quped-agnews.toml --dataset $(DATA)/agnews/agnews.npz --out $(QUPED)/agnews
 	$(BIN)/personafl compare recipes/quped-central.toml --out $(QUPED)/central
 	$(BIN)/personafl compare recipes/quped.toml $(MNIST) --methods quped-3bit,quped-4bit,quped-8bit --out $(QUPED)/bits
