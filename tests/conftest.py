@@ -17,6 +17,18 @@ settings.load_profile("default")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engine.workers = "auto" mean this process: tests start workers only where they say so."""
+    monkeypatch.setattr("personafl.runs.workers.cores", lambda: 1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what runs measure out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture
 def shared_data() -> Path:
     """The folder with real data sets beside the project; tests that need it are skipped where it is not."""

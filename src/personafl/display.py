@@ -21,7 +21,7 @@ from personafl.core.algorithm import Problem
 from personafl.runs.export import Exported, ExportedModel
 from personafl.runs.fit import Candidate, Fit
 from personafl.runs.memory import Memory
-from personafl.runs.runner import Listener, Progress, Tuning
+from personafl.runs.runner import Listener, Note, Progress, Tuning
 
 __all__ = ["Display", "detail_tables", "export_tables", "fit_tables", "model_tables", "result_tables"]
 
@@ -89,7 +89,10 @@ class Display:
             bars.remove_task(before)
         task = bars.add_task(label, total=None, facts="starting")
 
-        def listen(progress: Progress | Tuning) -> None:
+        def listen(progress: Progress | Tuning | Note) -> None:
+            if isinstance(progress, Note):
+                bars.console.print(f"{label} {progress.text}", soft_wrap=True)
+                return
             if isinstance(progress, Tuning):
                 bars.update(task, total=progress.clients, completed=progress.done, facts=tuning(progress))
                 return
@@ -104,10 +107,12 @@ class Display:
     def _lines(self, label: str) -> Listener:
         printed = [time.monotonic()]
 
-        def listen(progress: Progress | Tuning) -> None:
+        def listen(progress: Progress | Tuning | Note) -> None:
             now = time.monotonic()
             due = now - printed[0] > SECONDS_BETWEEN_LINES
-            if isinstance(progress, Tuning):
+            if isinstance(progress, Note):
+                text, due = progress.text, True
+            elif isinstance(progress, Tuning):
                 text = tuning(progress)
             elif progress.round.number + 1 < progress.rounds:
                 text = facts(progress)

@@ -401,7 +401,7 @@ def outcome(path: Path) -> dict[str, Any]:
     states = Store(path / "states", 2**20, checkpoint.states)
     return {
         "server": [entry.read_bytes() for entry in path.glob("server-*.safetensors")],
-        "states": {client: wire.encode(states.get(client)) for client in sorted(checkpoint.states)},
+        "states": {client: wire.encode(states.get(client)) for client in states.clients.tolist()},
         "clients": (path / "clients.csv").read_text(),
         "bytes": (checkpoint.bytes_up, checkpoint.bytes_down),
     }

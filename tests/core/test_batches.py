@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personafl.core import rng
-from personafl.core.batches import Batch, Batches, Repeated, Steps, Zipped, draw, drawn_steps
+from personafl.core.batches import Batch, Batches, Gaps, NoGaps, Repeated, Steps, Zipped, draw, drawn_steps
 
 laws = settings(max_examples=40, deadline=None)
 client_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -135,7 +135,7 @@ def test_no_work_is_no_steps() -> None:
     for work in (Steps(epochs=0), Steps(steps=0)):
         batches, _ = drawn([3, 7], work)
         assert batches.rows.shape[1] == batches.real.shape[1] == batches.key.shape[1] == 0
-        assert list(Batches(*batches[:2], *(leaf[0] for leaf in batches[2:])).each()) == []
+        assert list(Batches(*batches[:2], *(leaf[0] for leaf in batches[2:5])).each()) == []
 
 
 def test_uneven_clients_take_memory_by_the_steps_they_take() -> None:
@@ -157,7 +157,7 @@ def test_uneven_clients_take_memory_by_the_steps_they_take() -> None:
 def test_each_gathers_the_rows() -> None:
     """A batch's x and y are the pool's at its rows."""
     batches, _ = drawn([3, 7], Steps(epochs=1, batch=4))
-    one = Batches(*batches[:2], *(leaf[1] for leaf in batches[2:]))
+    one = Batches(*batches[:2], *(leaf[1] for leaf in batches[2:5]))
     for step, batch in enumerate(one.each()):
         assert torch.equal(batch.x, one.rows[step].double())
         assert torch.equal(batch.y, one.rows[step])
@@ -236,3 +236,39 @@ def test_random_steps_are_the_first_ones_of_all_steps() -> None:
 def test_the_least_number_of_steps_goes_with_steps(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="least"):
         Steps(**given)
+
+
+def test_the_mark_says_whether_steps_may_be_missing() -> None:
+    """Batches of 2: 4 and 3 samples take two steps each, 1 sample one."""
+    assert not drawn([4, 3], Steps(epochs=1, batch=2))[0].gaps
+    assert drawn([4, 1], Steps(epochs=1, batch=2))[0].gaps
+    assert drawn([4, 0], Steps(steps=2, batch=2))[0].gaps
+    assert not drawn([4, 1], Steps(steps=2, batch=2))[0].gaps
+
+
+def test_rows_of_images() -> None:
+    """Rows of any shape, alone and stacked, over a shared and an own pool."""
+    pool = torch.arange(48.0).reshape(4, 3, 2, 2)
+    rows = torch.tensor([[[3, 0]], [[1, 1]]])
+    real, key = torch.ones_like(rows, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int64)
+
+    def first(pool: torch.Tensor, rows: torch.Tensor, real: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return next(Batches(pool, pool, rows, real, key).each()).x
+
+    assert torch.equal(first(pool, rows[0], real[0], key[0]), pool[[3, 0]])
+    assert torch.equal(torch.func.vmap(first, (None, 0, 0, 0))(pool, rows, real, key), pool[rows[:, 0]])
+    own = torch.stack([pool, -pool])
+    stacked = torch.func.vmap(first)(own, rows, real, key)
+    assert torch.equal(stacked, torch.stack([pool[[3, 0]], -pool[[1, 1]]]))
+
+
+def test_what_is_padding_for_all_is_left_out() -> None:
+    """7 and 6 samples by 4: steps of 4 and 4, then of 3 and 2; one more client with 1 sample has a gap."""
+    batches, _ = drawn([7, 6], Steps(epochs=1, batch=4))
+    assert batches.mark == NoGaps((4, 3), (True, False))
+    for client in range(2):
+        own = batches._replace(rows=batches.rows[client], real=batches.real[client], key=batches.key[client])
+        first, last = own.each()
+        assert (first.x.shape, first.full, last.x.shape, last.full) == ((4,), True, (3,), False)
+        assert last.real.tolist() == [True, True, client == 0]
+    assert drawn([7, 1], Steps(epochs=1, batch=4))[0].mark == Gaps()

@@ -400,10 +400,7 @@ def raise_assertion(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Fails(lambda h: F.dropout(h, 0.5, training=True)), "cannot run it for several clients"),
-        (Fails(lambda h: h * h.sum().item()), "cannot run it for several clients"),
-        (BranchOnInput(), "cannot run it for several clients"),
-        (Fails(Plain.apply), "cannot run it for several clients"),
+        (Fails(lambda h: F.dropout(h, 0.5, training=True)), "draws at random"),
         (Fails(lambda h: h.reshape(7, 13)), "does not accept this data's inputs of shape"),
         (Fails(raise_assertion), r"inputs of shape \[4\]: first line$"),
         (Fails(lambda h: (h, h)), "returns a tuple"),
@@ -414,6 +411,20 @@ def test_probe_says_what_does_not_work(module: nn.Module, message: str) -> None:
     with pytest.raises(BadInput, match=message) as caught:
         Net(module).probe(normal(0, 6, 4))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Fails(lambda h: h * h.sum().item()), BranchOnInput(), Fails(Plain.apply)],
+    ids=["item", "branch", "plain"],
+)
+def test_probe_says_why_clients_cannot_be_stacked(module: nn.Module) -> None:
+    """One line; for one client at a time it works."""
+    net, x = Net(module), normal(0, 6, 4)
+    assert net.unstackable is None
+    torch.testing.assert_close(net.probe(x), module(x).detach())
+    assert net.unstackable
+    assert "\n" not in net.unstackable
 
 
 def test_probe_names_the_shape_it_was_given() -> None:

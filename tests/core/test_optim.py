@@ -265,3 +265,20 @@ def test_updates_are_pure(name: str) -> None:
     once, _ = optimizer.update(g, state, params)
     assert_close((g, state, params), before, atol=0)
     assert_close(optimizer.update(g, state, params)[0], once, atol=0)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
+def test_a_move_is_a_step_added(name: str, blocks: bool) -> None:
+    """`move` = params + `update`, and the same state, for every optimizer: fused or not, at several steps."""
+    optimizer = SPECS[name].at(torch.tensor(2.0))
+    if blocks:
+        optimizer = optim.by_block({"*.bias": optimizer, "*": optim.scale(-0.1)})
+    params, state = start(), optimizer.init(start())
+    for _ in range(3):
+        g = gradient(optimizer.look(params, state))
+        step, stepped = optimizer.update(g, state, params)
+        moved, after = optimizer.move(g, state, params)
+        assert_close(moved, tree.add(params, step))
+        assert_close(after, stepped, atol=0)
+        params, state = moved, after

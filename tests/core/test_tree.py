@@ -174,6 +174,24 @@ def test_finite_flags_the_right_rows(count: int, data: st.DataObject) -> None:
 def test_operations_do_not_change_their_arguments() -> None:
     """Every operation is pure."""
     a, b = {"w": torch.ones(2, dtype=F64)}, {"w": torch.full((2,), 2.0, dtype=F64)}
-    tree.add(a, b), tree.sub(a, b), tree.scale(a, 3.0), tree.stack([a, b]), tree.where(torch.tensor(True), b, a)
+    (
+        tree.add(a, b),
+        tree.sub(a, b),
+        tree.scale(a, 3.0),
+        tree.add_scaled(a, b, 3.0),
+        tree.stack([a, b]),
+        tree.where(torch.tensor(True), b, a),
+    )
     assert same(a, {"w": torch.ones(2, dtype=F64)})
     assert same(b, {"w": torch.full((2,), 2.0, dtype=F64)})
+
+
+def test_add_scaled_keeps_the_layout_of_the_second_and_the_dtype_of_the_first() -> None:
+    """a + 3b where b is transposed in memory; a float64 factor does not widen float32 leaves, of any rank."""
+    a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(3, 2).T
+    for factor in (3.0, torch.tensor(3.0, dtype=F64)):
+        total = tree.add_scaled({"w": a, "s": torch.tensor(1.0)}, {"w": b, "s": torch.tensor(2.0)}, factor)
+        assert torch.equal(total["w"], a + 3 * b)
+        assert total["w"].stride() == b.stride()
+        assert total["w"].dtype == total["s"].dtype == torch.float32
+        assert total["s"] == 7.0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from personafl.core.rng import numpy_generator
 from personafl.data import DataConfig, Dataset, FederatedData, Ragged, federate, load
+from personafl.data.federated import Numbered
 from personafl.data.holdout import deal_like, hold_out, hold_out_last
 from personafl.data.sources.dataset import checked
 from personafl.errors import BadInput
@@ -257,3 +258,12 @@ def test_digits_in_one_call() -> None:
     assert 0 <= float(data.x.min()) < float(data.x.max()) == 1.0
     check_parts(data)
     assert len(data.train.flat) + len(data.test.flat) == 1797
+
+
+def test_clients_without_names_are_called_by_their_numbers() -> None:
+    names = Numbered(12)
+    assert list(names) == [str(client) for client in range(12)]
+    assert (names[-1], names[np.int64(3)], names[9:]) == ("11", "3", ("9", "10", "11"))
+    assert (names.index("7"), "12" in names, len(names)) == (7, False, 12)
+    with pytest.raises(IndexError):
+        names[12]

@@ -106,6 +106,61 @@ def test_every_client_is_scored_with_its_own_model(name: str) -> None:
     np.testing.assert_allclose(scores.loss, expected[:, 1], rtol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "dropped norm cnn"])
+def test_what_clients_share_is_computed_for_all_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one body for all, even convolutions go through together; the scores are those of whole own models."""
+    net, data = net_of(name), data_of((4, 0, 6, 1))
+    clients, models = np.array([3, 0, 2, 1]), [params_of(net, seed) for seed in range(4)]
+    output = list(net.shapes)[-2:]
+    models = [models[0] | {key: params[key] for key in output} for params in models]
+    whole = {key: torch.stack([params[key] for params in models]) for key in net.shapes}
+    expanded = {key: value if key in output else value[0].expand_as(value) for key, value in whole.items()}
+    calls, apply = [], Net.apply
+    monkeypatch.setattr(Net, "apply", lambda *arguments: calls.append(1) or apply(*arguments))
+    scores = score.score_personal(Problem(net, cross_entropy), expanded, data, data.test, clients)
+    assert len(calls) == 1
+    expected = score.score_personal(Problem(net, cross_entropy), whole, data, data.test, clients)
+    assert len(calls) == 2 if name == "mlp" else len(calls) == 4  # kernels of their own: client by client
+    np.testing.assert_array_equal(scores.accuracy, expected.accuracy)
+    np.testing.assert_allclose(scores.loss, expected.loss, rtol=1e-12)
+    np.testing.assert_allclose(scores.loss, plain(net, models, data, clients.tolist())[:, 1], rtol=1e-12)
+
+
+def test_similar_clients_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of at most so many samples with padding; a client that is larger than that is alone.
+
+    Clients that hardly differ stay in their order, in which their models need not be copied.
+    """
+    monkeypatch.setattr(score, "_SAMPLES", 12)
+    assert [group.tolist() for group in score._similar(np.array([3, 1, 2, 5, 4]), 8)] == [[0, 1, 2], [3, 4]]
+    monkeypatch.setattr(score, "_PADDING", 1)
+    groups = [group.tolist() for group in score._similar(np.array([0, 5, 2, 3, 0, 20, 4, 6]), 8)]
+    assert groups == [[2, 3, 6], [1, 7], [5]]
+    assert [len(group) for group in score._similar(np.array([1, 1, 1]), 1)] == [1, 1, 1]
+
+
+def test_gains_are_paired_sample_by_sample() -> None:
+    """Two clients with samples and one without: sums of right, right², sure, sure² and right·sure by hand."""
+    sizes = np.array([2, 0, 1])
+    own = score.Outcomes(hits=np.array([1.0, 0.0, 1.0]), losses=np.log([2.0, 4.0, 1.0]), sizes=sizes)
+    shared = score.Outcomes(hits=np.array([0.0, 1.0, 1.0]), losses=np.log([4.0, 4.0, 2.0]), sizes=sizes)
+    gains = own.gains_over(shared)  # right: 1, -1 | 0; sure: 1/4, 0 | 1/2
+    np.testing.assert_allclose(gains.right, [0, 0, 0])
+    np.testing.assert_allclose(gains.right_squared, [2, 0, 0])
+    np.testing.assert_allclose(gains.sure, [0.25, 0, 0.5])
+    np.testing.assert_allclose(gains.sure_squared, [0.0625, 0, 0.25])
+    np.testing.assert_allclose(gains.right_sure, [0.25, 0, 0])
+    np.testing.assert_array_equal(gains.samples, sizes)
+
+
+def test_outcomes_of_some_clients_in_another_order() -> None:
+    outcomes = score.Outcomes(hits=np.arange(6.0), losses=-np.arange(6.0), sizes=np.array([2, 0, 3, 1]))
+    some = outcomes.of(np.array([3, 1, 0]))
+    np.testing.assert_array_equal(some.hits, [5, 0, 1])
+    np.testing.assert_array_equal(some.losses, [-5, 0, -1])
+    np.testing.assert_array_equal(some.sizes, [1, 0, 2])
+
+
 def test_no_clients_at_all() -> None:
     net, data = net_of("mlp"), data_of((2,))
     params = params_of(net, 0)

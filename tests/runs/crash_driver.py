@@ -28,6 +28,7 @@ import personafl.data.build
 from personafl import api, cli
 from personafl.runs import runner
 from personafl.runs.rundir import RunDirectory
+from personafl.runs.slab import Slab
 from personafl.runs.store import Store
 from personafl.runs.values import apply_overrides
 
@@ -47,7 +48,7 @@ DITTO = [*COMMON, "method.name=ditto", "method.tune_epochs=1"]
 FAILPOINTS = [*DITTO, "rounds=4", "evaluation.every=3", "engine.checkpoint_seconds=0"]
 RANDOM = [*DITTO, "rounds=30", "evaluation.every=10", "engine.checkpoint_seconds=0.02"]
 COMPARISON = [*COMMON, "rounds=6", "evaluation.every=3", "engine.checkpoint_seconds=0", "--methods=fedadam,local,ditto"]
-BUDGET = 6000  # bytes of client states in memory, two of them: every round spills, evicts and now and then compacts
+BUDGET = 6000  # bytes of client states in memory, two of them
 MEMORY = Path("/dev/shm")  # a kill is the same there, and fsync is quick
 
 
@@ -72,7 +73,7 @@ def outcome(path: Path) -> dict[str, Any]:
             client: {
                 name: (str(leaf.dtype), leaf.numpy().tobytes()) for name, leaf in sorted(store.get(client).items())
             }
-            for client in sorted(checkpoint.states)
+            for client in store.clients.tolist()
         },
     }
 
@@ -86,7 +87,8 @@ class Failpoints:
     """Kills the process at the n-th point of the writes under a folder.
 
     Points: before every open for writing, rename, removal, truncation, mkdir and chmod (all that Python reports to
-    audit hooks); before every os.write and half-way through it; before every fsync.
+    audit hooks); before every os.write and half-way through it, and so for the states that are written to a mapped
+    file; before every fsync and growth of a mapped file.
     """
 
     EVENTS = ("os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.symlink")
@@ -95,8 +97,9 @@ class Failpoints:
         self.folder = str(folder.resolve()) + os.sep
         self.at = at
         self.count = 0
-        self._write, self._fsync = os.write, os.fsync
-        os.write, os.fsync = self.write, self.fsync  # type: ignore[assignment]
+        self._write, self._fsync, self._reserve, self._put = os.write, os.fsync, os.posix_fallocate, Slab.put
+        os.write, os.fsync, os.posix_fallocate = self.write, self.fsync, self.reserve  # type: ignore[assignment]
+        Slab.put = lambda slab, *states: self.put(slab, *states)  # type: ignore[method-assign]
         sys.addaudithook(self.audit)
 
     def point(self) -> bool:
@@ -121,6 +124,20 @@ class Failpoints:
         if self._inside(descriptor) and self.point():
             os.kill(os.getpid(), signal.SIGKILL)
         self._fsync(descriptor)
+
+    def reserve(self, descriptor: int, offset: int, length: int) -> None:
+        if self._inside(descriptor) and self.point():
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._reserve(descriptor, offset, length)
+
+    def put(self, slab: Slab, rows: Any, clients: Any, stacked: dict[str, torch.Tensor]) -> None:
+        half = slice(len(rows) // 2)
+        if self.point():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.point():
+            self._put(slab, rows[half], clients[half], {path: leaf[half] for path, leaf in stacked.items()})
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._put(slab, rows, clients, stacked)
 
     def _inside(self, place: Any) -> bool:
         if isinstance(place, int):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,10 @@ from personafl.algorithms import METHODS, Training
 from personafl.core.algorithm import Algorithm
 from personafl.data.build import load
 from personafl.data.federated import FederatedData, Ragged, make_federated
+from personafl.runs import runner, scoring
+from personafl.runs.rundir import RunDirectory
+from personafl.runs.scoring import Scored
+from personafl.runs.simulator import Simulation
 from personafl.runs.values import read_toml
 
 RECIPE = {
@@ -137,6 +142,26 @@ def test_unseen_clients_without_test_data_have_no_row(tmp_path: Path) -> None:
     result = api.run({"rounds": 1}, data=small_data(test_of_unseen=0), out=tmp_path / "run")
     assert {row["clients"] for row in result.rows} == {"seen"}
     assert np.isnan(result.clients["global_test_accuracy"][3])
+
+
+def test_some_clients_are_scored_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ones every time and for every method; at the end everyone."""
+    found: list[list[int]] = []
+
+    def score(simulation: Simulation, tuned: object, clients: Any, *more: Any, **options: Any) -> Scored:
+        found.append(clients.tolist())
+        return scoring.score(simulation, tuned, clients, *more, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runner, "score", score)
+    for method in ("ditto", "fedavg"):
+        recipe = {**RECIPE, "rounds": 3, "method": {"name": method}, "evaluation": {"every": 1, "clients": 2}}
+        api.run(recipe, out=tmp_path / method)
+    assert found[:4] == found[4:]
+    first, second, seen, unseen = found[:4]
+    assert first == second == sorted(set(first) & set(seen))
+    assert (len(first), len(seen), len(unseen)) == (2, 4, 2)
+    lines = [line for line in RunDirectory(tmp_path / "ditto").metrics() if line["event"] == "score"]
+    assert {line["count"] for line in lines} == {2}
 
 
 def test_compare_sees_the_same_splits_and_resumes(tmp_path: Path) -> None:

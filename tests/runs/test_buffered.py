@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from crash_driver import differences, outcome
 from hypothesis import given, settings
@@ -387,6 +388,23 @@ def test_devices_of_several_kinds_are_stopped_and_resumed(tmp_path: Path) -> Non
     assert {"waiting/0/clients", "waiting/1/clients"} <= server_of(tmp_path / "stopped").keys()
     api.resume(tmp_path / "stopped")
     assert differences(outcome(tmp_path / "straight"), outcome(tmp_path / "stopped")) == []
+
+
+@pytest.mark.parametrize("part", ["waiting/0/clients", "waiting/0/uploads/loss", "waiting/0/bytes"])
+def test_damaged_work_under_way_is_named(tmp_path: Path, part: str) -> None:
+    values = recipe({"size": 2, "concurrency": 7}, "fedalt", engine={"threads": 1, "checkpoint_seconds": 0})
+
+    def crash(progress: Any) -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        api.run(values, out=tmp_path / "run", listener=crash)
+    kept = server_of(tmp_path / "run")
+    kept.pop(part)
+    (file,) = (tmp_path / "run").glob("server-*.safetensors")
+    file.write_bytes(safetensors.torch.save(kept))
+    with pytest.raises(BadInput, match=rf"^{file}: the checkpoint needs this file and it was damaged"):
+        api.resume(tmp_path / "run")
 
 
 def test_all_methods_see_the_same_events(tmp_path: Path) -> None:

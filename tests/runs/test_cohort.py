@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personafl import api
+from personafl.core import rng
+from personafl.runs import cohort
 from personafl.runs.cohort import draw_cohort
 
 POPULATION = np.arange(3, 43)  # seen clients need not start at 0
@@ -23,6 +25,17 @@ def test_exact_draws_distinct_clients_in_order(size: int, seed: int, number: int
     assert (np.diff(cohort) > 0).all()
     assert np.isin(cohort, POPULATION).all()
     assert np.array_equal(cohort, draw_cohort(POPULATION, size, "exact", seed, number))
+
+
+@pytest.mark.parametrize("bar", ["as it is", "too low"])
+@pytest.mark.parametrize(("clients", "size"), [(1, 1), (40, 1), (40, 39), (5000, 600), (300_000, 100)])
+def test_the_smallest_draws_win(monkeypatch: pytest.MonkeyPatch, clients: int, size: int, bar: str) -> None:
+    """However many there are: among those below a bar that is looked for first, or among all."""
+    if bar == "too low":
+        monkeypatch.setattr(cohort, "_below", lambda *_: (np.zeros(0, np.int64), np.zeros(0, np.uint64)))
+    population = 3 * np.arange(clients)
+    expected = population[np.argsort(rng.mix(5, "cohort", 7, population))[:size]]
+    assert draw_cohort(population, size, "exact", 5, 7).tolist() == sorted(expected.tolist())
 
 
 def test_exact_is_uniform() -> None:

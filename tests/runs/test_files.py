@@ -161,7 +161,7 @@ def limited(path: Path, size: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_real_limit_on_file_size(tmp_path: Path, straight: dict[str, Any]) -> None:
-    """RLIMIT_FSIZE: the first segment of states does not fit, the files before it do."""
+    """RLIMIT_FSIZE: the first states do not fit, the files before them do."""
     path = tmp_path / "run"
     done = limited(path, 4000)
     assert done.returncode == StorageFailed.exit_code

@@ -18,7 +18,7 @@ from personafl import api
 from personafl.algorithms import METHODS
 from personafl.algorithms.averaging import Averaging
 from personafl.algorithms.training import Training
-from personafl.core import tree, wire
+from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy
@@ -134,6 +134,19 @@ def test_stacked_equals_sequential_equals_chunked(simulate: Any, method: str, co
         for key, value in scores.items():
             np.testing.assert_allclose(value.loss, other_scores[key].loss, rtol=0, atol=1e-9)
             np.testing.assert_array_equal(value.accuracy, other_scores[key].accuracy)
+
+
+@pytest.mark.parametrize(("method", "draws"), [("ditto", False), ("local", True)])
+def test_newcomers_are_as_if_each_began_alone(simulate: Any, method: str, draws: bool) -> None:
+    run = simulate(federation(method))
+    fed, down, clients = run.federation, run.down(), np.array([3, 4, 9])
+    states = run.states(0, down, clients)
+    for row, client in enumerate(clients.tolist()):
+        alone = run.cast(fed.algorithm.client.init(fed.problems[0], down, rng.generator(5, "init", client)))
+        for path, leaf in tree.flatten(alone).items():
+            assert torch.equal(tree.flatten(states)[path][row], leaf)
+    assert all(leaf.is_contiguous() for leaf in tree.leaves(states))
+    assert draws == any(not torch.equal(leaf[0], leaf[1]) for leaf in tree.leaves(states))
 
 
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
@@ -329,8 +342,8 @@ def test_rows(tmp_path: Path, method: str) -> None:
 def test_engine_fits_memory() -> None:
     problem = Problem(mlp(8), cross_entropy)
     one = 16 * 4 * problem.net.parameters
-    assert Engine.fitted(problem, "auto", 10 * one, CPU) == Engine("stacked", 10)
-    assert Engine.fitted(problem, "sequential", 1, CPU) == Engine("sequential", 1)
+    assert Engine.fitted(problem, "auto", 10 * one, CPU) == Engine("stacked", 10, 64)
+    assert Engine.fitted(problem, "sequential", 1, CPU) == Engine("sequential", 1, 64)
     assert Engine.fitted(problem, "stacked", 2**50, CPU).chunk == 1024
     conv = Problem(Net(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10))), cross_entropy)
     assert Engine.fitted(conv, "auto", 2**30, CPU).strategy == "sequential"

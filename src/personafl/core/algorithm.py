@@ -87,7 +87,9 @@ class Problem:
 
 def mean_loss(net: Net, loss: Loss, params: Params, batch: Batch) -> Tensor:
     """Return the mean loss over the real samples of a batch."""
-    losses = loss(net.apply(params, batch.x, batch.real, batch.key), batch.y)
+    losses = loss(net.apply(params, batch.x, None if batch.full else batch.real, batch.key), batch.y)
+    if batch.full:
+        return losses.mean()
     return torch.where(batch.real, losses, 0.0).sum() / batch.real.sum().clamp(min=1)
 
 

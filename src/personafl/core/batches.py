@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from personafl.core import rng
 
@@ -21,14 +22,18 @@ __all__ = [
     "Batch",
     "Batches",
     "Data",
+    "Gaps",
+    "NoGaps",
     "Repeated",
     "Step",
     "Steps",
     "Stream",
     "Together",
     "Zipped",
+    "counted_steps",
     "draw",
     "drawn_steps",
+    "marked",
 ]
 
 
@@ -60,6 +65,7 @@ class Batch(NamedTuple):
     y: Tensor
     real: Tensor
     key: Tensor
+    full: bool = False  # known to be all real: nobody needs to mask
 
 
 class Step(Protocol):
@@ -80,8 +86,27 @@ class Stream(Protocol[S_co]):
     def device(self) -> torch.device:
         """Where the data is, also if there is no step."""
 
+    @property
+    def gaps(self) -> bool:
+        """Whether there may be steps without real samples; if not, nobody needs to look."""
+
     def each(self) -> Iterator[S_co]:
         """Yield the steps in order."""
+
+
+class Gaps(NamedTuple):
+    """A mark: some of the stacked clients may have steps without real samples. It has no tensors, so trees keep it."""
+
+
+class NoGaps(NamedTuple):
+    """A mark: every step of every stacked client has a real sample.
+
+    Where it is known, `widths` says how many samples of each step are real for some client, from the first on, and
+    `even` whether they are for all of them. The others are left out.
+    """
+
+    widths: tuple[int, ...] = ()
+    even: tuple[bool, ...] = ()
 
 
 class Batches(NamedTuple):
@@ -92,6 +117,12 @@ class Batches(NamedTuple):
     rows: Tensor  # [steps, batch] of the pool
     real: Tensor  # [steps, batch]
     key: Tensor  # [steps]
+    mark: Gaps | NoGaps = Gaps()
+
+    @property
+    def gaps(self) -> bool:
+        """Whether a step may be without real samples."""
+        return isinstance(self.mark, Gaps)
 
     @property
     def device(self) -> torch.device:
@@ -101,8 +132,18 @@ class Batches(NamedTuple):
     def each(self) -> Iterator[Batch]:
         """Yield the minibatches in order; the pool's rows are gathered when a step needs them, never before."""
         for step in range(self.rows.shape[0]):
-            rows = self.rows[step]
-            yield Batch(self.pool_x[rows], self.pool_y[rows], self.real[step], self.key[step])
+            rows, real, full = self.rows[step], self.real[step], False
+            if isinstance(self.mark, NoGaps) and self.mark.widths:
+                width, full = self.mark.widths[step], self.mark.even[step]
+                rows, real = rows[:width], real[:width]
+            yield Batch(_rows_of(self.pool_x, rows), _rows_of(self.pool_y, rows), real, self.key[step], full)
+
+
+def _rows_of(pool: Tensor, rows: Tensor) -> Tensor:
+    """Return pool[rows], copied row by row: indexing goes entry by entry, and is several times slower."""
+    if pool.ndim == 1:
+        return pool[rows]
+    return functional.embedding(rows, pool.flatten(1)).reshape(*rows.shape, *pool.shape[1:])
 
 
 class Together(NamedTuple):
@@ -127,6 +168,11 @@ class Zipped:
         """Where the data is."""
         return self.phases[0].device
 
+    @property
+    def gaps(self) -> bool:
+        """Whether a step may have no real sample in one of its minibatches."""
+        return any(phase.gaps for phase in self.phases)
+
     def each(self) -> Iterator[Together]:
         """Yield the minibatches of each step."""
         for parts in zip(*(phase.each() for phase in self.phases), strict=True):
@@ -144,6 +190,11 @@ class Repeated:
     def device(self) -> torch.device:
         """Where the data is."""
         return self.batch.real.device
+
+    @property
+    def gaps(self) -> bool:
+        """The minibatch may be without real samples."""
+        return True
 
     def each(self) -> Iterator[Batch]:
         """Yield the minibatch again and again."""
@@ -166,6 +217,13 @@ def drawn_steps(work: Steps, pace: rng.Words) -> NDArray[np.int64]:
     return least + (pace % np.uint64(most - least + 1)).astype(np.int64)
 
 
+def counted_steps(work: Steps, sizes: NDArray[np.int64], pace: rng.Words) -> NDArray[np.int64]:
+    """Return how many steps clients with so many samples take, [clients]."""
+    if work.epochs is None:
+        return np.where(sizes > 0, drawn_steps(work, pace), 0)
+    return -(-sizes // (work.batch or max(int(sizes.max(initial=1)), 1))) * work.epochs
+
+
 def draw(
     pool: tuple[Tensor, Tensor],
     rows: NDArray[np.int64],
@@ -184,7 +242,7 @@ def draw(
     largest = int(sizes.max(initial=1))
     width = min(work.batch or largest, largest)
     per_epoch = -(-sizes // width)
-    steps = per_epoch * work.epochs if work.epochs is not None else np.where(sizes > 0, drawn_steps(work, pace), 0)
+    steps = counted_steps(work, sizes, pace)
     step = np.arange(int(steps.max(initial=0)))
     epoch, batch = np.divmod(step[None, :], np.maximum(per_epoch, 1)[:, None])  # [clients, steps]
 
@@ -202,7 +260,22 @@ def draw(
         torch.from_numpy(index).to(device),
         torch.from_numpy(real).to(device),
         torch.from_numpy(dropout).to(device),
+        mark=marked(real) if device.type == "cpu" else _plainly_marked(real),
     )
+
+
+def marked(real: NDArray[np.bool_]) -> Gaps | NoGaps:
+    """Return what is known of stacked clients' batches of which these are real, [clients, steps, batch]."""
+    counts = real.sum(-1)
+    if not counts.all():
+        return Gaps()
+    most = counts.max(0, initial=0)
+    return NoGaps(tuple(most.tolist()), tuple((counts == most).all(0).tolist()))
+
+
+def _plainly_marked(real: NDArray[np.bool_]) -> Gaps | NoGaps:
+    """Return a mark that is the same in every round, for recordings (`runs.graphs`)."""
+    return NoGaps() if real.any(-1).all() else Gaps()
 
 
 def _orders(

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from personafl.core import tree
 from personafl.core.batches import Step, Stream
+from personafl.core.gradient import differentiated, gradient_and_value, step
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
 from personafl.core.tree import Params, Tree
@@ -52,13 +52,25 @@ def descend_from(
     params = start
     total = torch.zeros((), device=batches.device)
     taken = torch.zeros((), device=batches.device)
-    for batch in batches.each():
-        gradient, value = grad_and_value(objective)(optimizer.look(params, state), batch)
-        step, stepped = optimizer.update(gradient, state, params)
-        moved = tree.add(params, step)
+    factor = None if optimizer.factor is None else tree.number(optimizer.factor)
+    # After the first step nobody else has the parameters, unless they are looked back at: then a step is in place.
+    lasting = (batches.gaps and factor is None) or prox is not None or differentiated()
+    for number, batch in enumerate(batches.each()):
+        alive = batch.real.any() if batches.gaps else None
+        owned = number > 0 and not lasting
+        if factor is None:
+            gradient, value = gradient_and_value(objective, optimizer.look(params, state), batch)
+            moved, stepped = optimizer.move(gradient, state, params, owned=owned)
+        else:
+            moved, value = step(objective, params, batch, factor, alive if prox is None else None, owned=owned)
+            stepped = state
         if prox is not None:
             moved = prox(moved)
-        alive = batch.real.any()
-        params, state = tree.where(alive, (moved, stepped), (params, state))
-        total, taken = total + torch.where(alive, value, 0.0), taken + alive
+        if alive is not None:
+            if factor is None or prox is not None:
+                moved, stepped = tree.where(alive, (moved, stepped), (params, state))
+            total, taken = total + torch.where(alive, value, 0.0), taken + alive
+        else:
+            total, taken = total + value, taken + 1
+        params, state = moved, stepped
     return params, state, total / taken.clamp(min=1)

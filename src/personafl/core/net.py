@@ -8,17 +8,20 @@ What torch.func cannot take is changed or refused here, once, before any trainin
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch._C._functorch import maybe_current_level
+from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from personafl.core import rng
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
@@ -46,7 +49,11 @@ class Net:
         self._module = _prepared(module, buffers)
         self._dropouts = {name: m for name, m in self._module.named_modules() if isinstance(m, _KeyedDropout)}
         self._norms = [name for name, m in self._module.named_modules() if isinstance(m, _MaskedNorm)]
+        self._places = _places(self._module)
+        # Whether the network has convolutions, which stack badly on a CPU.
+        self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
+        self.unstackable: str | None = None  # why torch.func cannot run it for several clients at once; see `probe`
 
     def init(self, generator: torch.Generator) -> Params:
         """Return start parameters: drawn anew from the generator, or the weights of the module that was given."""
@@ -66,8 +73,24 @@ class Net:
             extra |= {f"{name}.key": key for name in self._dropouts}
         if real is not None:
             extra |= {f"{name}.real": real for name in self._norms}
-        output: Tensor = functional_call(self._module, params | extra, (x,))
+        if self.convolutional and x.ndim == 4 and x.device.type == "cpu" and maybe_current_level() is None:
+            x = x.to(memory_format=torch.channels_last)  # what convolutions and pooling on a CPU are fastest with
+        with self._holding(params | extra):
+            output: Tensor = self._module(x)
         return output
+
+    @contextlib.contextmanager
+    def _holding(self, values: dict[str, Tensor]) -> Iterator[None]:
+        """Put values in the places of parameters and buffers: torch.func.functional_call, with the places looked up."""
+        places = [(table, local, value) for name, value in values.items() for table, local in self._places[name]]
+        before = [table[local] for table, local, _ in places]
+        try:
+            for table, local, value in places:
+                table[local] = value
+            yield
+        finally:
+            for (table, local, _), old in zip(places, before, strict=True):
+                table[local] = old
 
     def module(self) -> nn.Module:
         """Return a copy of the network as a module; its weights are nobody's."""
@@ -83,18 +106,16 @@ class Net:
         """Whether a sample's output depends on the other samples of its batch."""
         return bool(self._norms)
 
-    @property
-    def convolutional(self) -> bool:
-        """Whether the network has convolutions, which stack badly on a CPU."""
-        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
-
     def to(self, device: torch.device, dtype: torch.dtype) -> Net:
         """Move the module's constants (buffers); parameters are arguments and live where they are made."""
         self._module.to(device=device, dtype=dtype)
         return self
 
     def probe(self, x: Tensor) -> Tensor:
-        """Run two stacked copies on x [batch, …] in training mode and return the output, or say what does not work."""
+        """Run it on x [batch, …] in training mode and return the output, or say what does not work.
+
+        Two stacked copies are tried too; if only that fails, `unstackable` says why.
+        """
         params = {name: value.to(x.device) for name, value in self._module.named_parameters() if name in self.shapes}
         if x.is_floating_point():
             params = {name: value.to(x.dtype) for name, value in params.items()}
@@ -118,12 +139,31 @@ class Net:
             stacked = {name: value.expand(2, *value.shape) for name, value in params.items()}
             outputs: Tensor = vmap(grad(trained, has_aux=True))(stacked, torch.stack([x, x]))[1]
         except Exception as error:
-            raise BadInput(
-                "model: torch.func cannot run it for several clients at once: "
-                f"{_first_line(error)}; keep forward() free of in-place changes to buffers, .item(), "
-                "data-dependent branches and functional dropout (use nn.Dropout)"
-            ) from error
+            self.unstackable = _first_line(error)
+            if "random" in self.unstackable:
+                raise BadInput(
+                    f"model: forward() draws at random ({self.unstackable}), so runs would not repeat; "
+                    "use nn.Dropout instead of functional dropout"
+                ) from error
+            return output
         return outputs[0]
+
+
+def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Tensor | None], str]]]:
+    """Return {name of a parameter or buffer: the tables of modules that hold it, and its name there}.
+
+    A parameter that is used under several names goes by its first one, and is held in several places.
+    """
+    found: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
+    first: dict[int, str] = {}
+    for prefix, layer in module.named_modules():
+        for table in (layer._parameters, layer._buffers):
+            for local, value in table.items():
+                name = f"{prefix}.{local}".lstrip(".")
+                if value is not None:
+                    name = first.setdefault(id(value), name)
+                found.setdefault(name, []).append((table, local))
+    return found
 
 
 def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -152,17 +192,10 @@ class _KeyedDropout(nn.Module):
             return x
         shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.whole_channels else x.shape
         position = torch.arange(shape.numel(), device=x.device).reshape(shape)
-        z = _scramble(_scramble(position + self.key) + (self.layer + (self.calls << 32)))
+        z = rng.scramble(rng.scramble(position + self.key) + (self.layer + (self.calls << 32)))
         self.calls += 1
         uniform = ((z >> 11) & ((1 << 52) - 1)).to(torch.float64) / (1 << 52)
         return torch.where(uniform < self.p, torch.zeros((), dtype=x.dtype, device=x.device), x / (1 - self.p))
-
-
-def _scramble(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 (products wrap; the arithmetic shifts are masked to logical ones)."""
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
-    return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
 class _MaskedNorm(nn.Module):

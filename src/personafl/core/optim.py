@@ -1,13 +1,14 @@
 """Optimizers as pairs of pure functions, in the manner of optax: what they keep is a tree like any other.
 
-`init(params) -> state`, `update(gradient, state, params) -> (step, state)`; the caller adds the step. Small pieces
-are joined with `chain`. `Sgd`, `Adaptive` and `Accelerated` are the same as plain fields, for recipes.
+`init(params) -> state`, `update(gradient, state, params) -> (step, state)`; the caller adds the step, or calls `move`,
+which does both. Small pieces are joined with `chain`. `Sgd`, `Adaptive` and `Accelerated` are the same as plain fields,
+for recipes.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -44,11 +45,24 @@ def _here(params: Params, state: Tree) -> Params:
 
 
 class Optimizer(NamedTuple):
-    """A pair of pure functions; where `look` is given, the gradient is to be taken at `look(params, state)`."""
+    """A pair of pure functions; where `look` is given, the gradient is to be taken at `look(params, state)`.
+
+    `onto`, where given, is `update` with the step added to the parameters, in one pass over them; if its last argument
+    says that nobody else has them, in their place. `factor`, where given, says that the step is factor · gradient.
+    """
 
     init: Callable[[Params], Tree]
     update: Callable[[Params, Tree, Params], tuple[Params, Tree]]
     look: Callable[[Params, Tree], Params] = _here
+    onto: Callable[[Params, Tree, Params, bool], tuple[Params, Tree]] | None = None
+    factor: float | Tensor | None = None
+
+    def move(self, gradient: Params, state: Tree, params: Params, owned: bool = False) -> tuple[Params, Tree]:
+        """Return the parameters after the step, and the state; if they are `owned` by the caller, in their place."""
+        if self.onto is not None:
+            return self.onto(gradient, state, params, owned)
+        step, state = self.update(gradient, state, params)
+        return tree.add(params, step), state
 
 
 class Moments(NamedTuple):
@@ -65,7 +79,11 @@ def _stateless(function: Callable[[Params, Params], Params]) -> Optimizer:
 
 def scale(factor: float | Tensor) -> Optimizer:
     """Multiply by a factor; a descent step ends with `scale(-lr)`."""
-    return _stateless(lambda g, params: tree.scale(g, factor))
+
+    def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
+        return tree.add_scaled(params, g, factor, into=owned), state
+
+    return _stateless(lambda g, params: tree.scale(g, factor))._replace(onto=onto, factor=factor)
 
 
 def add_decayed_weights(decay: float) -> Optimizer:
@@ -139,7 +157,16 @@ def chain(*parts: Optimizer) -> Optimizer:
             kept.append(own)
         return g, tuple(kept)
 
-    return Optimizer(lambda params: tuple(part.init(params) for part in parts), update)
+    def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
+        g, kept = chain(*parts[:-1]).update(g, state[:-1], params)
+        moved, own = parts[-1].move(g, state[-1], params, owned)
+        return moved, (*kept, own)
+
+    def init(params: Params) -> Tree:
+        return tuple(part.init(params) for part in parts)
+
+    factor = parts[0].factor if len(parts) == 1 else None
+    return Optimizer(init, update, onto=onto if parts else None, factor=factor)
 
 
 def accelerated(step: Optimizer, momentum: float, box: float | None) -> Optimizer:
@@ -176,12 +203,20 @@ def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | No
     def init(params: Params) -> Tree:
         return {pattern: blocks[pattern].init(part) for pattern, part in divide(params).items()}
 
-    def update(g: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        values, steps, kept = divide(params), Params(), {}
+    def parts(g: Params, state: Tree, params: Params) -> Iterator[tuple[str, Optimizer, tuple[Params, Tree, Params]]]:
+        values = divide(params)
         for pattern, part in divide(g).items():
-            step, kept[pattern] = blocks[pattern].update(part, state[pattern], values[pattern])
-            steps |= step
-        return {name: steps[name] for name in g}, kept
+            yield pattern, blocks[pattern], (part, state[pattern], values[pattern])
+
+    def joined(results: dict[str, tuple[Params, Tree]], like: Params) -> tuple[Params, Tree]:
+        found = {name: value for params, _ in results.values() for name, value in params.items()}
+        return {name: found[name] for name in like}, {pattern: kept for pattern, (_, kept) in results.items()}
+
+    def update(g: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
+        return joined({pattern: own.update(*part) for pattern, own, part in parts(g, state, params)}, g)
+
+    def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
+        return joined({pattern: own.move(*part, owned) for pattern, own, part in parts(g, state, params)}, g)
 
     def look(params: Params, state: Tree) -> Params:
         found = Params()
@@ -189,7 +224,7 @@ def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | No
             found |= blocks[pattern].look(part, state[pattern])
         return {name: found[name] for name in params}
 
-    return Optimizer(init, update, look)
+    return Optimizer(init, update, look, onto)
 
 
 @dataclass(frozen=True, kw_only=True)

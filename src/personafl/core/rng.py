@@ -11,12 +11,24 @@ import hashlib
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-__all__ = ["Word", "Words", "generator", "mix", "numpy_generator", "permutations", "uniforms"]
+__all__ = [
+    "GOLDEN",
+    "Word",
+    "Words",
+    "generator",
+    "mix",
+    "numpy_generator",
+    "permutations",
+    "scramble",
+    "uniforms",
+]
 
 Words = NDArray[np.uint64]
 Word = int | str | NDArray[np.integer]
 
+GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
@@ -41,6 +53,16 @@ def mix(*words: Word) -> Words:
             z = (z ^ (z >> np.uint64(27))) * _MIX2
             state = z ^ (z >> np.uint64(31))
     return state
+
+
+def scramble(z: Tensor) -> Tensor:
+    """Apply SplitMix64's finaliser to int64 (products wrap; the arithmetic shifts are masked to logical ones).
+
+    A last word of `mix` that is on a device: mix(…, word) = scramble((mix(…) ^ word) + GOLDEN).
+    """
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
 def generator(*words: Word) -> torch.Generator:

@@ -11,18 +11,22 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 __all__ = [
     "Params",
     "Tree",
     "add",
+    "add_scaled",
+    "added",
     "dot",
     "finite",
     "flatten",
     "leaves",
     "map",
     "norm",
+    "number",
     "path_name",
     "scale",
     "select",
@@ -53,6 +57,32 @@ def leaves(tree: Tree) -> list[Tensor]:
 def add(a: T, b: T) -> T:
     """Return a + b."""
     return map(torch.add, a, b)
+
+
+def add_scaled(a: T, b: T, factor: float | Tensor, *, into: bool = False) -> T:
+    """Return a + factor · b, in one pass and with one rounding, laid out in memory as b is; a leaf keeps its dtype.
+
+    `into`: a's memory may be used for it.
+    """
+    rate = number(factor)
+    return map(lambda x, y: added(x, y, rate, into=into), a, b)
+
+
+def added(x: Tensor, y: Tensor, factor: float | Tensor, *, into: bool = False) -> Tensor:
+    """Do so for one leaf; a factor [n] is one for each entry of the first axis."""
+    if x.stride() != y.stride():  # adding across layouts is slow: pay for it once, not at every step
+        x, into = torch.empty_like(y).copy_(x), True
+    if isinstance(factor, Tensor):
+        rates = factor.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) if factor.ndim else factor.to(x.dtype)
+        return x.addcmul_(y, rates) if into else x.addcmul(y, rates)
+    return x.add_(y, alpha=factor) if into else x.add(y, alpha=factor)
+
+
+def number(factor: float | Tensor) -> float | Tensor:
+    """Return a factor as a number where that costs nothing: on the CPU, and one for all of the stacked clients."""
+    if isinstance(factor, Tensor) and (factor.device.type != "cpu" or is_functorch_wrapped_tensor(factor)):
+        return factor
+    return float(factor)
 
 
 def sub(a: T, b: T) -> T:
@@ -89,11 +119,12 @@ def where(condition: Tensor, a: T, b: T) -> T:
 
 def finite(stacked: Tree, count: int) -> Tensor:
     """Return [count] booleans: which of the stacked entries have only finite numbers."""
-    good = torch.ones(count, dtype=torch.bool)
-    for leaf in leaves(stacked):
-        if leaf.is_floating_point():
-            good &= torch.isfinite(leaf).reshape(count, math.prod(leaf.shape[1:])).all(dim=1).cpu()
-    return good
+    rows = [leaf.reshape(count, math.prod(leaf.shape[1:])) for leaf in leaves(stacked) if leaf.is_floating_point()]
+    if not rows:
+        return torch.ones(count, dtype=torch.bool)
+    # One pass, and one wait for a device: a sum with inf or nan in it is inf or nan. A sum may also overflow.
+    good = torch.stack([row.sum(dim=1).isfinite() for row in rows]).all(0).cpu()
+    return good if good.all() else torch.stack([row.isfinite().all(dim=1) for row in rows]).all(0).cpu()
 
 
 def stack(trees: Sequence[T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from personafl.core.rng import numpy_generator
 from personafl.data import config as kinds
 from personafl.data import partition
 from personafl.data.config import DataConfig
-from personafl.data.federated import FederatedData, Ragged, make_federated
+from personafl.data.federated import FederatedData, Numbered, Ragged, make_federated
 from personafl.data.holdout import deal_like, hold_out, hold_out_last
 from personafl.data.sources import Dataset, TextOptions, load_dataset
 from personafl.data.spelling import spelled
@@ -25,7 +26,7 @@ AUTO_TEST = 0.2
 
 @dataclass(frozen=True, eq=False)
 class _Clients:
-    names: tuple[str, ...]
+    names: Sequence[str]
     train: Ragged
     test: Ragged
     notes: tuple[str, ...]
@@ -138,7 +139,7 @@ def _synthetic(dataset: Dataset, how: kinds.Partition, config: DataConfig, seed:
     rows = np.flatnonzero(dataset.split == 0) if halves else np.arange(len(dataset.x))
     parts = _deal(dataset, rows, how, config, seed)
     parts = Ragged(rows[parts.flat], parts.offset)
-    names = tuple(str(client) for client in range(len(parts)))
+    names = Numbered(len(parts))
     if not halves:
         return _held_out(dataset, parts, names, (), config, seed)
     label = _labels(dataset)
@@ -182,7 +183,7 @@ def _deal(dataset: Dataset, rows: Ints, how: kinds.Partition, config: DataConfig
 def _held_out(
     dataset: Dataset,
     rows: Ragged,
-    names: tuple[str, ...],
+    names: Sequence[str],
     notes: tuple[str, ...],
     config: DataConfig,
     seed: int,
@@ -224,7 +225,7 @@ def _unseen(clients: int, unseen: int | float, seed: int) -> tuple[Ints, Ints]:
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def _need(rows: Ragged, least: int, names: tuple[str, ...], what: str, remedy: str) -> None:
+def _need(rows: Ragged, least: int, names: Sequence[str], what: str, remedy: str) -> None:
     short = np.flatnonzero(rows.sizes < least)
     if len(short):
         first = short[0]

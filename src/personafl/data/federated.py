@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["FederatedData", "Ragged", "Split", "TaskName", "make_federated"]
+__all__ = ["FederatedData", "Numbered", "Ragged", "Split", "TaskName", "make_federated"]
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
@@ -39,6 +40,10 @@ class Ragged:
     def sizes(self) -> Rows:
         """Rows per client, [clients]."""
         return np.diff(self.offset)
+
+    def sizes_of(self, clients: Rows) -> Rows:
+        """Rows of some clients."""
+        return self.offset[clients + 1] - self.offset[clients]
 
     @property
     def owner(self) -> Rows:
@@ -69,6 +74,27 @@ def _offsets(sizes: Rows) -> Rows:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
+@dataclass(frozen=True)
+class Numbered(Sequence[str]):
+    """The names of clients that have none of their own: their numbers, written when they are asked for."""
+
+    clients: int
+
+    def __len__(self) -> int:
+        return self.clients
+
+    @overload
+    def __getitem__(self, client: int) -> str: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, client: int | slice) -> str | Sequence[str]:
+        """Return the name of a client, or of some."""
+        number = range(self.clients)[client]
+        return tuple(map(str, number)) if isinstance(number, range) else str(number)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
     """A data set dealt to clients. Seen clients train; unseen ones only receive and personalize a model."""
@@ -82,7 +108,7 @@ class FederatedData:
     test: Ragged
     seen: Rows  # client numbers, ascending
     unseen: Rows  # client numbers, ascending
-    client_names: tuple[str, ...]
+    client_names: Sequence[str]
     label_names: tuple[str, ...]
     fingerprint: str  # sha256 of x, y and every index array
     task: TaskName  # what y means: one label, the next token at each place, or a sequence without alignment (0: blank)
@@ -93,6 +119,11 @@ class FederatedData:
     def clients(self) -> int:
         """The number of clients, seen and unseen."""
         return len(self.train)
+
+    @functools.cached_property
+    def train_rows(self) -> torch.Tensor:
+        """The rows of all clients' training data, where the data is."""
+        return torch.from_numpy(self.train.flat).to(self.x.device)
 
     def rows(self, split: Split) -> Ragged:
         """Return the rows of a split by its name."""
@@ -128,7 +159,7 @@ def make_federated(
     test: Ragged,
     seen: Rows,
     unseen: Rows,
-    client_names: tuple[str, ...],
+    client_names: Sequence[str],
     label_names: tuple[str, ...],
     vocabulary: int | None = None,
     notes: tuple[str, ...] = (),

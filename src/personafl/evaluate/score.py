@@ -1,8 +1,12 @@
-"""How well models do on clients' data: accuracy and loss per client, batched over clients."""
+"""How well models do on clients' data: what became of each sample, and accuracy and loss per client.
+
+Models are run for many clients at a time, and what they say of a sample does not depend on who else is in the pass (but
+for rounding); sums over samples are in float64.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,135 +21,166 @@ from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged
 from personafl.evaluate.choice import Gains
 
-__all__ = ["Scores", "paired_gains", "score_personal", "score_shared"]
+__all__ = ["Outcomes", "Scores", "score_personal", "score_shared", "try_personal", "try_shared"]
 
+Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
-# Samples per forward pass, over all stacked clients together.
-_SAMPLES = 8192
+Try = Callable[[Params, Tensor, Tensor], Tensor]  # (a model, rows, which are real) -> hits and losses [2, rows]
+_SAMPLES = 8192  # per forward pass, over all stacked clients together
+_PADDING = 32  # rows of padding per client that take less time than a copy of its model
 
 
 @dataclass(frozen=True)
 class Scores:
     """Per client, in the order asked for: share of correct predictions, mean loss, number of samples (may be 0)."""
 
-    accuracy: NDArray[np.float64]
-    loss: NDArray[np.float64]
-    samples: NDArray[np.int64]
+    accuracy: Values
+    loss: Values
+    samples: Rows
 
 
-@torch.no_grad()
-def score_shared(
-    problem: Problem, params: Params, data: FederatedData, rows: Ragged, clients: NDArray[np.int64]
-) -> Scores:
-    """Score one model (in `net`) on each client's rows, all rows in one pass."""
-    net = problem.net
-    if net.batch_dependent:  # batches may not mix clients then
-        stacked = {name: value.expand(len(clients), *value.shape) for name, value in params.items()}
-        return _means(*_sums(_hits_and_losses(net, problem, data), 2, net, stacked, data, rows, clients))
-    flat = np.concatenate([rows[int(client)] for client in clients]) if len(clients) else np.zeros(0, np.int64)
-    sizes = rows.offset[clients + 1] - rows.offset[clients]
-    hits, losses = np.zeros(len(flat)), np.zeros(len(flat))
-    for start in range(0, len(flat), _SAMPLES):
-        part = torch.from_numpy(flat[start : start + _SAMPLES]).to(data.x.device)
-        output, target = net.apply(params, data.x[part]), data.y[part]
-        hits[start : start + len(part)] = problem.correct(output, target).cpu()
-        losses[start : start + len(part)] = problem.loss(output, target).cpu()
-    owner = np.repeat(np.arange(len(clients)), sizes)
-    totals = [np.bincount(owner, values, minlength=len(clients)) for values in (hits, losses)]
-    return _means(np.stack(totals).astype(np.float64), sizes)
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of each sample, client after client: 1 where the model is right, and its loss."""
 
+    hits: Values  # [samples]
+    losses: Values  # [samples]
+    sizes: Rows  # [clients] samples of each one
 
-@torch.no_grad()
-def score_personal(
-    problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: NDArray[np.int64]
-) -> Scores:
-    """Score each client's own model (in `personal_net`, stacked in the order of `clients`) on its own rows."""
-    net = problem.personal_net
-    return _means(*_sums(_hits_and_losses(net, problem, data), 2, net, stacked, data, rows, clients))
+    def scores(self) -> Scores:
+        """Return means per client; NaN where there is no sample."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return Scores(self._sum(self.hits) / self.sizes, self._sum(self.losses) / self.sizes, self.sizes)
 
-
-@torch.no_grad()
-def paired_gains(
-    problem: Problem, shared: Params, stacked: Params, data: FederatedData, rows: Ragged, clients: NDArray[np.int64]
-) -> Gains:
-    """Compare each client's own model with the shared one, sample by sample, on its own rows."""
-    net = problem.net
-
-    def one(params: Params, own: Tensor, real: Tensor) -> Tensor:
-        target = data.y[own]
-        outputs = [net.apply(model, data.x[own], real) for model in (shared, params)]
-        right = problem.correct(outputs[1], target) - problem.correct(outputs[0], target)
-        sure = (-problem.loss(outputs[1], target)).exp() - (-problem.loss(outputs[0], target)).exp()
-        products = (right, right**2, sure, sure**2, right * sure)
-        return torch.stack([(value * real).sum() for value in products])
-
-    sums, sizes = _sums(one, 5, net, stacked, data, rows, clients)
-    right, right_squared, sure, sure_squared, right_sure = sums
-    return Gains(right, right_squared, sure, sure_squared, right_sure, sizes)
-
-
-One = Callable[[Params, Tensor, Tensor], Tensor]  # (a model, rows, which count) -> sums over the rows [k]
-
-
-def _hits_and_losses(net: Net, problem: Problem, data: FederatedData) -> One:
-    def one(params: Params, own: Tensor, real: Tensor) -> Tensor:
-        output, target = net.apply(params, data.x[own], real), data.y[own]
-        return torch.stack(
-            [(value * real).sum() for value in (problem.correct(output, target), problem.loss(output, target))]
+    def gains_over(self, other: Outcomes) -> Gains:
+        """Compare with another model's outcomes of the same samples, one by one."""
+        right, sure = self.hits - other.hits, np.exp(-self.losses) - np.exp(-other.losses)
+        return Gains(
+            right=self._sum(right),
+            right_squared=self._sum(right**2),
+            sure=self._sum(sure),
+            sure_squared=self._sum(sure**2),
+            right_sure=self._sum(right * sure),
+            samples=self.sizes,
         )
 
-    return one
+    def of(self, clients: Rows) -> Outcomes:
+        """Return those of some clients, given by their places here."""
+        sizes = self.sizes[clients]
+        samples = _runs_of((np.cumsum(self.sizes) - self.sizes)[clients], sizes)
+        return Outcomes(hits=self.hits[samples], losses=self.losses[samples], sizes=sizes)
+
+    def _sum(self, values: Values) -> Values:
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return np.bincount(owner, values, minlength=len(self.sizes)).astype(np.float64)
 
 
-def _sums(
-    one: One, width: int, net: Net, stacked: Params, data: FederatedData, rows: Ragged, clients: NDArray[np.int64]
-) -> tuple[Values, NDArray[np.int64]]:
-    """Return `one`'s sums for every client, [width, clients], and the number of its rows."""
-    sizes = rows.offset[clients + 1] - rows.offset[clients]
-    if not sizes.sum():
-        return np.zeros((width, len(clients))), sizes
-    if net.convolutional and data.x.device.type == "cpu":
-        own = [rows[int(client)] for client in clients]
-        return _one_by_one(one, width, stacked, net.batch_dependent, data, own), sizes
-    return _stacked(one, stacked, net.batch_dependent, data, rows, clients), sizes
+def score_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Scores:
+    """Score one model (in `net`) on each client's rows."""
+    return try_shared(problem, params, data, rows, clients).scores()
 
 
-def _one_by_one(
-    one: One, width: int, stacked: Params, whole: bool, data: FederatedData, own: list[NDArray[np.int64]]
-) -> Values:
-    """Sum client by client; `whole`: a client's rows go through together."""
-    sums = np.zeros((width, len(own)))
-    for client, rows in enumerate(own):
-        params = {name: value[client] for name, value in stacked.items()}
-        step = max(len(rows), 1) if whole else _SAMPLES
-        for start in range(0, len(rows), step):
-            part = torch.from_numpy(rows[start : start + step]).to(data.x.device)
-            real = torch.ones_like(part, dtype=torch.bool)
-            sums[:, client] += one(params, part, real).to(torch.float64).cpu().numpy()
-    return sums
+def score_personal(problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Scores:
+    """Score each client's own model (in `personal_net`, stacked in the order of `clients`) on its own rows."""
+    return try_personal(problem, stacked, data, rows, clients).scores()
 
 
-def _stacked(
-    one: One, stacked: Params, whole: bool, data: FederatedData, rows: Ragged, clients: NDArray[np.int64]
-) -> Values:
-    """Sum for all clients at a time, each padded to the largest with its last row."""
-    starts = rows.offset[clients]
-    sizes = rows.offset[clients + 1] - starts
-    largest = int(sizes.max())
-    position = np.arange(largest)
-    index = starts[:, None] + np.minimum(position, np.maximum(sizes - 1, 0)[:, None])
-    # A client without rows may start where the rows end.
-    table = torch.from_numpy(rows.flat[np.minimum(index, len(rows.flat) - 1)]).to(data.x.device)
-    real = torch.from_numpy(position < sizes[:, None]).to(data.x.device)
-    step = max(1, largest if whole else _SAMPLES // max(len(clients), 1))
-    total: Values = np.zeros((1, 1))
-    for start in range(0, largest, step):
-        columns = slice(start, start + step)
-        sums = vmap(one)(stacked, table[:, columns], real[:, columns])  # [clients, k]
-        total = total + sums.to(torch.float64).cpu().numpy().T
-    return total
+@torch.no_grad()
+def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Outcomes:
+    """Try one model (in `net`) on each client's rows, all rows in one pass."""
+    net, sizes = problem.net, rows.sizes_of(clients)
+    if net.batch_dependent:  # batches may not mix clients then
+        stacked = {name: value.expand(len(clients), *value.shape) for name, value in params.items()}
+        return _try_each(net, problem, stacked, data, rows, clients)
+    flat = rows.flat[_runs_of(rows.offset[clients], sizes)]
+    hits, losses = _alone(_trial(net, problem, data), params, flat, _SAMPLES, data.x.device)
+    return Outcomes(hits=hits, losses=losses, sizes=sizes)
 
 
-def _means(sums: Values, sizes: NDArray[np.int64]) -> Scores:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return Scores(sums[0] / sizes, sums[1] / sizes, sizes)
+@torch.no_grad()
+def try_personal(problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Outcomes:
+    """Try each client's own model (in `personal_net`, stacked in the order of `clients`) on its own rows.
+
+    What clients have in common may be expanded rather than copied, and is then computed for all at once. Fastest with
+    clients in the order of their number of rows, as those of similar size are run together.
+    """
+    return _try_each(problem.personal_net, problem, stacked, data, rows, clients)
+
+
+def _try_each(
+    net: Net, problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: Rows
+) -> Outcomes:
+    sizes, starts, device = rows.sizes_of(clients), rows.offset[clients], data.x.device
+    trial, axes = _trial(net, problem, data), {name: 0 if value.stride(0) else None for name, value in stacked.items()}
+    # One convolution with the kernels of many clients is slower on a CPU than many convolutions.
+    kernels = net.convolutional and any(stacked[name].ndim > 3 for name, axis in axes.items() if axis is not None)
+    found = np.zeros((2, int(sizes.sum())))
+    first = np.cumsum(sizes) - sizes  # where each client's outcomes begin
+    alone = net.unstackable is not None or (kernels and device.type == "cpu")
+    for members in _similar(sizes, 1 if alone else len(clients)):
+        position = np.arange(sizes[members].max())
+        real = position < sizes[members, None]
+        table = rows.flat[starts[members, None] + np.minimum(position, sizes[members, None] - 1)]  # padded: last row
+        if len(members) == 1:
+            params = {name: value[members[0]] for name, value in stacked.items()}
+            values = _alone(trial, params, table[0], len(position) if net.batch_dependent else _SAMPLES, device)
+        else:
+            span = _span(members)
+            params = {name: value[0] if axes[name] is None else value[span] for name, value in stacked.items()}
+            inputs = (torch.from_numpy(part).to(device) for part in (table, real))
+            values = _numbers(vmap(trial, in_dims=(axes, 0, 0), out_dims=1)(params, *inputs))[:, real]
+        found[:, (first[members, None] + position)[real]] = values
+    return Outcomes(hits=found[0], losses=found[1], sizes=sizes)
+
+
+def _trial(net: Net, problem: Problem, data: FederatedData) -> Try:
+    def trial(params: Params, own: Tensor, real: Tensor) -> Tensor:
+        output, target = net.apply(params, data.x[own], real), data.y[own]
+        hits, losses = problem.correct(output, target), problem.loss(output, target)
+        return torch.stack([hits.to(losses.dtype), losses])
+
+    return trial
+
+
+def _alone(trial: Try, params: Params, rows: Rows, step: int, device: torch.device) -> Values:
+    """Try one model on rows, so many at a time: hits and losses [2, rows]."""
+    found = np.zeros((2, len(rows)))
+    for start in range(0, len(rows), step):
+        part = torch.from_numpy(rows[start : start + step]).to(device)
+        found[:, start : start + step] = _numbers(trial(params, part, torch.ones_like(part, dtype=torch.bool)))
+    return found
+
+
+def _similar(sizes: Rows, most: int) -> Iterator[Rows]:
+    """Cut clients with rows into groups that one pass can take, padded to the largest of each.
+
+    Sorted by size, unless padding costs less than copying models out of order.
+    """
+    order = np.argsort(sizes, kind="stable")
+    if sizes.min(initial=1) > 0 and (sizes.max(initial=0) - sizes).sum() <= _PADDING * len(sizes):
+        order = np.arange(len(sizes))
+    order = order[sizes[order] > 0]
+    start = 0
+    while start < len(order):
+        end, largest = start + 1, sizes[order[start]]
+        while end < len(order) and end - start < most:
+            largest = max(largest, sizes[order[end]])
+            if (end + 1 - start) * largest > _SAMPLES:
+                break
+            end += 1
+        yield order[start:end]
+        start = end
+
+
+def _span(members: Rows) -> slice | Rows:
+    """Return neighbours as a slice, which copies nothing."""
+    return slice(members[0], members[-1] + 1) if (np.diff(members) == 1).all() else members
+
+
+def _runs_of(starts: Rows, sizes: Rows) -> Rows:
+    """Return start, start + 1, …, start + size − 1 for each pair, one after the other."""
+    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+
+
+def _numbers(values: Tensor) -> Values:
+    return values.to(torch.float64).cpu().numpy()

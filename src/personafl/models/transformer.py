@@ -47,7 +47,7 @@ class TransformerBlock(nn.Module):
         q, k, v = self.attention_in(x).reshape(batch, length, 3, self.heads, size).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) / math.sqrt(size)  # [batch, heads, length, length]
         if self.causal:
-            future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            future = x.new_ones(length, length, dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, float("-inf"))
         mixed = scores.softmax(-1) @ v  # [batch, heads, length, size]
         result: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))

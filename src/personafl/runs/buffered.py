@@ -140,7 +140,9 @@ class BufferedSimulation(Simulation):
         bytes_up = sum(self._arrive(which, clients)[0] for which, _, clients in self.groups(dropped))
         joined: tuple[Reduced, Reduced] | None = None
         arrivals = {arrival.client: arrival for arrival in event.taken}
-        for which, _, clients in self.groups(np.array(sorted(arrivals), dtype=np.int64)):
+        arrived = np.array(sorted(arrivals), dtype=np.int64)
+        # Chunks as the plain simulator has them, and so its order of sums.
+        for which, _, clients in self.groups(arrived, self._steps(arrived, event.number)):
             size, uploads = self._arrive(which, clients)
             bytes_up += size
             part = self._reduced(uploads, clients, [arrivals[client] for client in clients.tolist()])

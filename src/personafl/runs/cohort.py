@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from personafl.core import rng
 __all__ = ["Sampling", "draw_cohort", "draw_offline"]
 
 Sampling = Literal["exact", "bernoulli"]
+_BLOCK = 2**16  # clients hashed at a time: what a processor's cache holds
 
 
 def draw_cohort(clients: NDArray[np.int64], size: int, sampling: Sampling, seed: int, round_: int) -> NDArray[np.int64]:
@@ -22,10 +24,26 @@ def draw_cohort(clients: NDArray[np.int64], size: int, sampling: Sampling, seed:
     """
     if sampling == "exact" and size == len(clients):
         return clients
-    draws = rng.mix(seed, "cohort", round_, clients)
-    if sampling == "exact":
-        return np.sort(clients[np.argpartition(draws, size - 1)[:size]])
-    return clients[draws < size / len(clients) * 2.0**64]
+    if sampling == "bernoulli":
+        return _below(size / len(clients), clients, seed, round_)[0]
+    # The smallest draws win. They are looked for among somewhat more than are expected below a bar: 10⁶ clients take
+    # milliseconds then. Were there too few, which has a probability below 10⁻⁹, all are looked at.
+    bar = (size + 6 * math.sqrt(size) + 10) / len(clients)
+    some, draws = _below(bar, clients, seed, round_)
+    if len(some) < size:
+        some, draws = clients, rng.mix(seed, "cohort", round_, clients)
+    return np.sort(some[np.argpartition(draws, size - 1)[:size]])
+
+
+def _below(bar: float, clients: NDArray[np.int64], seed: int, round_: int) -> tuple[NDArray[np.int64], rng.Words]:
+    """Return the clients whose draw of a round, taken as a number in [0, 1), is below a bar; and these draws."""
+    found, limit = [], np.uint64(min(int(bar * 2.0**64), 2**64 - 1))
+    for start in range(0, len(clients), _BLOCK):
+        part = clients[start : start + _BLOCK]
+        draws = rng.mix(seed, "cohort", round_, part)
+        chosen = np.flatnonzero(draws < limit)
+        found.append((part[chosen], draws[chosen]))
+    return np.concatenate([some for some, _ in found]), np.concatenate([draws for _, draws in found])
 
 
 def draw_offline(

@@ -190,7 +190,9 @@ def _refusal(algorithm: Algorithm, what: str, key: str, ability: str) -> str:
 def deal(devices: Sequence[DeviceSection], data: FederatedData, seed: int) -> Clients:
     """Return the number of each client's profile, [clients]; 0 for all where there are no profiles."""
     profile = np.full(data.clients, -1 if devices else 0, dtype=np.int64)
-    numbers = {name: client for client, name in enumerate(data.client_names)}
+    numbers: dict[str, int] = {}
+    if any(device.way == "clients" for device in devices):
+        numbers = {name: client for client, name in enumerate(data.client_names)}
     sizes = data.train.sizes
     if devices and devices[0].way == "share":
         for group in (data.seen, data.unseen):

@@ -5,6 +5,9 @@ No algorithm code here: the function is a client rule's `update` or `personalize
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,52 +19,115 @@ from torch.func import vmap
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batches, Data, Steps, draw, drawn_steps
+from personafl.core.batches import Batches, Data, Steps, counted_steps, draw, drawn_steps, marked
+from personafl.core.draws import draw_there, fits_there
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
+from personafl.errors import BadInput
+from personafl.runs.graphs import Graphs
 
-__all__ = ["Engine", "Strategy", "gather", "local_steps", "paces"]
+__all__ = ["Engine", "Strategy", "gather", "local_steps", "paces", "steps_of"]
 
 Strategy = Literal["stacked", "sequential"]
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
+_CACHED = 2**23  # bytes of stacked weights that a processor's cache holds from one step to the next
+_ALONE = 2  # clients of a chunk that are trained one by one anyway: so there are chunks for all worker processes
+_LEAST_WORK = 2**19  # parameters of stacked clients at which a step's arithmetic takes longer than calling it
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How clients are run. `chunk` bounds how many are stacked at a time."""
+    """How clients are run. `chunk` bounds how many are stacked at a time, `least` is how many are worth a stack."""
 
     strategy: Strategy
     chunk: int
+    least: int = 1
+    graphs: Graphs | None = None  # where stacked clients are trained from recordings
+    bfloat16: bool = False  # whether products and convolutions are rounded to it
 
     @classmethod
-    def fitted(cls, problem: Problem, strategy: str, memory: int, device: torch.device) -> Engine:
-        """Choose for a problem: "auto" stacks, except convolutions on a CPU, where stacking them is slower.
+    def fitted(
+        cls, problem: Problem, strategy: str, memory: int, device: torch.device, *, bfloat16: bool = False
+    ) -> Engine:
+        """Choose for a problem: "auto" stacks, except convolutions on a CPU, where stacking them is mostly slower.
 
-        The choice depends on the recipe alone, never on a measurement, so that runs repeat bit for bit. A stacked
-        client is reckoned at 8 copies of its model (weights, gradients, optimizer, states, uploads and their
-        temporaries) and as much again for activations.
+        This depends on the recipe alone; a run then measures where it is in doubt (`calibrate`). A stacked client is
+        reckoned at 8 copies of its model (weights, gradients, optimizer, states, uploads and their temporaries) and as
+        much again for activations.
         """
+        if device.type == "cpu":
+            _keep_freed_memory()
+        given = strategy
         if strategy == "auto":
             convolutional = problem.net.convolutional or problem.personal_net.convolutional
-            strategy = "sequential" if convolutional and device.type == "cpu" else "stacked"
+            on_cpu = "sequential" if convolutional else "stacked"
+            strategy = {"cpu": on_cpu, "cuda": "graphs"}.get(device.type, "stacked")
+        reason = problem.net.unstackable or problem.personal_net.unstackable
+        if reason and given in ("stacked", "graphs"):
+            raise BadInput(
+                f'engine.strategy: {given!r} is not possible, torch.func cannot stack the model: {reason}; use "auto"'
+            )
+        strategy = "sequential" if reason else strategy
         parameters = max(problem.net.parameters, problem.personal_net.parameters)
         chunk = max(1, memory // (16 * 4 * parameters))
-        return cls("sequential" if strategy == "sequential" else "stacked", min(chunk, 1024))
+        if device.type == "cpu":
+            chunk = min(chunk, max(4, _CACHED // (4 * parameters)))
+        least = min(max(_LEAST_WORK // parameters, 4), 64)
+        if device.type == "cuda":
+            least = 1024  # larger stacks take hardly longer there, and vary less
+        elif strategy == "graphs":
+            raise BadInput(f'engine.strategy: "graphs" needs a CUDA device, not {device.type}; use "auto"')
+        alone = strategy == "sequential"
+        return cls(
+            "sequential" if alone else "stacked",
+            min(chunk, _ALONE if alone else 1024),
+            least,
+            Graphs() if strategy == "graphs" else None,
+            bfloat16,
+        )
 
-    def chunks(self, clients: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Cut a group of clients into chunks."""
-        for start in range(0, len(clients), self.chunk):
-            yield clients[start : start + self.chunk]
+    def chunks(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Cut a group of clients into chunks, those with the most steps first.
+
+        Stacked clients wait for the one with the most steps, so a chunk with enough clients ends where the next one has
+        fewer steps than its last.
+        """
+        order = np.argsort(-steps, kind="stable")
+        ends = np.flatnonzero(np.diff(steps[order])) + 1  # where the number of steps changes
+        start = 0
+        while start < len(clients):
+            full = min(start + self.chunk, len(clients))
+            enough = ends[(ends >= start + self.least) & (ends < full)]
+            end = int(enough[0]) if len(enough) else full
+            yield clients[order[start:end]]
+            start = end
 
     def train(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         """Return function(down, state, data) for every client, stacked; `states` and `data` come stacked."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.bfloat16):
+            return self._trained(function, down, states, data)
+
+    def _trained(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         if self.strategy == "stacked":
             stacked = Data(dict.fromkeys(data.phases, _STACKED_BATCHES), 0, None)  # type: ignore[arg-type]
-            return vmap(function, in_dims=(None, 0, stacked))(down, states, data)
+            every = functools.wraps(function)(vmap(function, in_dims=(None, 0, stacked)))
+            return every(down, states, data) if self.graphs is None else self.graphs.run(every, down, states, data)
         count = len(data.examples)
         return tree.stack([function(down, tree.take(states, row), _one(data, row)) for row in range(count)])
 
 
-_STACKED_BATCHES = Batches(None, None, 0, 0, 0)  # type: ignore[arg-type]  # vmap's axes: the pool is shared
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Ask glibc's allocator to keep freed blocks of up to 32 MiB for the next step, rather than return them at once.
+
+    A step's temporaries would otherwise be fresh pages every time, which the kernel has to clear.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        for option, value in ((_MMAP_THRESHOLD, 2**25), (_TRIM_THRESHOLD, 2**28)):
+            ctypes.CDLL(None).mallopt(option, value)
+
+
+_STACKED_BATCHES = Batches(None, None, 0, 0, 0, None)  # type: ignore[arg-type]  # vmap's axes: the pool is shared
 
 
 def _one(data: Data, row: int) -> Data:
@@ -75,6 +141,7 @@ def _one(data: Data, row: int) -> Data:
             batches.rows[row, :steps],
             batches.real[row, :steps],
             batches.key[row, :steps],
+            mark=marked(batches.real[row : row + 1, :steps].cpu().numpy()),
         )
 
     phases = {name: own(batches) for name, batches in data.phases.items()}
@@ -97,19 +164,30 @@ def local_steps(work: Steps, seed: int) -> Callable[[NDArray[np.int64], int], ND
     return steps
 
 
+def steps_of(
+    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
+) -> NDArray[np.int64]:
+    """Return how many steps clients take in all phases of a round."""
+    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    return sum((counted_steps(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
+
+
 def gather(
     data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
 ) -> Data:
     """Draw the batches of a chunk of clients for each phase, from (seed, client, round, phase)."""
     train = data.train
-    starts = train.offset[clients]
-    sizes = train.offset[clients + 1] - starts
+    starts, sizes = train.offset[clients], train.sizes_of(clients)
     pool, pace = (data.x, data.y), paces(clients, seed, round_)
-    batches = {
-        name: draw(pool, train.flat, starts, sizes, steps, rng.mix(seed, "batches", name, round_, clients), pace)
-        for name, steps in phases.items()
-    }
     device = data.x.device
+
+    def drawn(name: str, work: Steps) -> Batches:
+        keys = rng.mix(seed, "batches", name, round_, clients)
+        if device.type == "cuda" and fits_there(sizes, work, pace):
+            return draw_there(pool, data.train_rows, starts, sizes, work, keys, pace)
+        return draw(pool, train.flat, starts, sizes, work, keys, pace)
+
+    batches = {name: drawn(name, work) for name, work in phases.items()}
     examples = torch.from_numpy(sizes).to(device)
     dtype = data.x.dtype if data.x.is_floating_point() else torch.get_default_dtype()
     return Data(batches, examples, torch.tensor(float(round_), device=device, dtype=dtype))

@@ -12,7 +12,7 @@ from typing import Any
 
 from personafl.errors import BadInput, StorageFailed
 
-__all__ = ["append", "atomic_write", "cut", "read_json", "storage", "sync_directory", "write_json"]
+__all__ = ["append", "atomic_write", "cut", "read_json", "reserve", "storage", "sync", "write_json"]
 
 
 @contextlib.contextmanager
@@ -34,14 +34,15 @@ def storage(path: Path) -> Iterator[None]:
         raise StorageFailed(f"{path}: cannot be written, {remedy}") from error
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Replace a file: after a crash it holds the old bytes or the new ones, whole."""
+def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
+    """Replace a file by parts, end to end: after a crash it holds the old bytes or the new ones, whole."""
     temporary = path.with_name(path.name + ".partial")
     with storage(path):
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
-                _write_all(descriptor, data)
+                for part in parts:
+                    _write_all(descriptor, part)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -50,7 +51,7 @@ def atomic_write(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):  # a full disk needs the space
                 temporary.unlink()
             raise
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
 def append(path: Path, data: bytes, durable: bool) -> int:
@@ -79,8 +80,24 @@ def cut(path: Path, length: int) -> None:
             os.close(descriptor)
 
 
-def sync_directory(path: Path) -> None:
-    """Make a directory's entries durable."""
+def reserve(path: Path, length: int) -> None:
+    """Make a file so long, or a new one, with room on the disk: writing to a mapped file cannot report that it is full.
+
+    Not every system can reserve room.
+    """
+    with storage(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, length)
+            else:
+                os.ftruncate(descriptor, length)
+        finally:
+            os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Make a file, or a directory's entries, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -88,9 +105,10 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file."""
-    atomic_write(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replace a JSON file; it has a line for each key, for indentation is slow and takes a line for each number."""
+    lines = (f"{json.dumps(key)}: {json.dumps(value[key], sort_keys=True)}" for key in sorted(value))
+    atomic_write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -103,7 +121,7 @@ def read_json(path: Path) -> Any:
         raise BadInput(f"{path}: cannot be read ({error})") from error
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

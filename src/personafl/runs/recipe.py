@@ -206,19 +206,21 @@ class EvaluationSection(Section):
     """When models are scored during training; at the end they always are."""
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # rounds; 0: only at the end; auto: ten times a run
+    clients: Positive = 10_000  # scored during training, the same ones every time; if there are more, drawn
     caution: Annotated[float, Field(gt=0, le=0.5)] = CAUTION  # a device leaves global if P(worse) is below
 
 
 class EngineSection(Section):
     """How the simulator works; none of it changes results beyond rounding."""
 
-    strategy: Literal["auto", "stacked", "sequential"] = "auto"
+    strategy: Literal["auto", "graphs", "stacked", "sequential"] = "auto"
     device: str = "auto"  # auto: cuda if there is one
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Literal["float32", "float64", "tf32", "bfloat16"] = "float32"  # the last two: of products on a GPU
     memory_mb: Positive = 1024  # for clients trained at the same time
     store_mb: Positive = 1024  # for personal states kept in memory; the others are on disk
     checkpoint_seconds: NonNegative = 10.0  # at most this much work is lost in a crash; 0: every round
     threads: Positive | None = None  # of torch; None: torch decides
+    workers: Positive | Literal["auto"] = "auto"  # processes that train, on a CPU; auto: one per core if it pays
 
     @field_validator("device")
     @classmethod
@@ -306,8 +308,8 @@ class Recipe(Section):
     def for_pretraining(self) -> Recipe | None:
         """Return the recipe of stage (a), or None: the same data and network, without personal parts or devices.
 
-        Its uploads are dense, and its rounds wait for all: a comparison does it once, for variants with whatever uplink
-        and buffer.
+        Its uploads are dense, and one server's rounds wait for all: a comparison does it once, for variants with
+        whatever uplink, buffer and cloud.
         """
         if not self.pretrain.rounds:
             return None
@@ -322,6 +324,7 @@ class Recipe(Section):
                 "federation": self.federation.model_copy(update={"offline": 0}),
                 "uplink": Whole(),
                 "buffer": None,
+                "cloud": None,
                 "pretrain": PretrainSection(),
                 "finetune": False,
             }

@@ -5,7 +5,7 @@
     split.json        the data's fingerprint and sizes
     metrics.jsonl     a line per round and per scoring
     checkpoint.json   the last committed round; names the files below
-    server-N.safetensors, states/segment-N.safetensors, tuned/segment-N.safetensors
+    server-N.safetensors, states/…, tuned/…   see `store`
     global.safetensors, result.json, clients.csv   at the end
 
 A checkpoint is committed by replacing checkpoint.json; whatever else a crash leaves behind is cut off or removed when
@@ -20,13 +20,14 @@ import json
 import shlex
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from personafl.errors import BadInput
-from personafl.runs.files import append, atomic_write, cut, read_json, storage, sync_directory, write_json
+from personafl.runs.files import append, atomic_write, cut, read_json, storage, sync, write_json
 
 __all__ = ["COMPARISON_FILE", "Checkpoint", "RunDirectory", "claim_name", "refuse_existing", "resume_command"]
 
@@ -39,8 +40,9 @@ class Checkpoint:
 
     rounds: int = 0  # completed
     metrics_bytes: int = 0
-    states: dict[int, int] = field(default_factory=dict)  # the store's index
-    tuned: dict[int, int] = field(default_factory=dict)  # the index of the fine-tuned states
+    states: int = 0  # the store's index
+    tuned: int = 0  # the index of the fine-tuned states
+    server: int = 0  # checksum of the server's state
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
@@ -65,7 +67,7 @@ class RunDirectory:
                 for name, text in files.items():
                     atomic_write(temporary / name, text.encode())
                 temporary.rename(path)
-                sync_directory(path.parent)
+                sync(path.parent)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -89,26 +91,26 @@ class RunDirectory:
         if not path.exists():
             return Checkpoint()
         values = read_json(path)
-        try:
-            for index in ("states", "tuned"):
-                values[index] = {int(client): int(segment) for client, segment in values[index].items()}
-            return Checkpoint(**values)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise BadInput(f"{path}: not a checkpoint of this version ({error})") from error
+        if not isinstance(values, dict) or values.keys() != {field.name for field in fields(Checkpoint)}:
+            raise BadInput(f"{path}: not a checkpoint of this version; use the version that began the run")
+        return Checkpoint(**values)
 
     def commit(self, checkpoint: Checkpoint, server: bytes) -> None:
-        """Make a checkpoint the truth. The store's segments are durable already."""
+        """Make a checkpoint the truth. The stores' states are durable already."""
         atomic_write(self._server_file(checkpoint.rounds), server)
-        write_json(self.path / "checkpoint.json", vars(checkpoint))
+        write_json(self.path / "checkpoint.json", {**vars(checkpoint), "server": zlib.crc32(server)})
         self._remove_servers_but(checkpoint.rounds)
 
     def server_bytes(self, checkpoint: Checkpoint) -> bytes:
         """Return the server's state at a checkpoint."""
         path = self._server_file(checkpoint.rounds)
         try:
-            return path.read_bytes()
+            server = path.read_bytes()
         except OSError as error:
             raise BadInput(f"{path}: the checkpoint needs this file and it cannot be read") from error
+        if zlib.crc32(server) != checkpoint.server:
+            raise BadInput(f"{path}: the checkpoint needs this file and it was damaged or changed since")
+        return server
 
     def rewind(self, checkpoint: Checkpoint) -> None:
         """Cut off what was written after a checkpoint."""

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 import personafl.data.build as data_build
@@ -31,6 +32,7 @@ from personafl.evaluate.summary import summarize
 from personafl.models import default_model, make_net_and_split
 from personafl.models.adapters import is_adapter
 from personafl.runs.buffered import make_buffer
+from personafl.runs.calibrate import calibrated
 from personafl.runs.cloud import make_cloud, make_simulation
 from personafl.runs.devices import OwnNetwork, check_method, deal, own_nets
 from personafl.runs.engine import Engine
@@ -47,7 +49,7 @@ from personafl.runs.values import read_toml
 
 START_FILE = "global.safetensors"
 
-__all__ = ["Job", "Progress", "Tuning", "prepare", "run_job"]
+__all__ = ["Job", "Note", "Progress", "Tuning", "prepare", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,14 @@ class Tuning:
     clients: int
 
 
-Listener = Callable[[Progress | Tuning], None]
+@dataclass(frozen=True)
+class Note:
+    """A line that a display prints."""
+
+    text: str
+
+
+Listener = Callable[[Progress | Tuning | Note], None]
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ def prepare(
     recipe.federation.check_offline(algorithm)
     device = _device(recipe.engine.device)
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
+    _set_products(recipe.engine.dtype, device)
     if recipe.engine.threads is not None:
         torch.set_num_threads(recipe.engine.threads)
     data = data or data_build.load(recipe.data, recipe.seed)
@@ -165,7 +175,10 @@ def prepare(
         data=data,
         problems=problems,
         problem_of=kinds,
-        engines=tuple(Engine.fitted(problem, recipe.engine.strategy, memory, device) for problem in problems),
+        engines=tuple(
+            Engine.fitted(problem, recipe.engine.strategy, memory, device, bfloat16=recipe.engine.dtype == "bfloat16")
+            for problem in problems
+        ),
         seed=recipe.seed,
         cohort=cohort,
         sampling=recipe.federation.sampling,
@@ -175,6 +188,7 @@ def prepare(
         offline=recipe.federation.offline,
         cloud=cloud,
         buffer=buffer,
+        workers=recipe.engine.workers if device.type == "cpu" else 1,
     )
     algorithm.server.init(shared, start, federation.population)  # a method that needs a split says so here
     return Job(recipe, federation, objects)
@@ -215,6 +229,13 @@ def warm_start(run: Path, fresh: Params) -> Params:
     return {name: found.get(name, value).to(value.dtype) for name, value in fresh.items()}
 
 
+def _set_products(dtype: str, device: torch.device) -> None:
+    """Let a GPU round the factors of products and convolutions to TF32, or not: torch's own default is a mixture."""
+    if dtype in ("tf32", "bfloat16") and device.type != "cuda":
+        raise BadInput(f'engine.dtype: "{dtype}" needs a CUDA device, not {device.type}; use "float32"')
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -234,8 +255,12 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
         _check_same_job(directory, job)
         checkpoint = directory.checkpoint()
         directory.rewind(checkpoint)
+        job = _calibrated(job, directory, checkpoint, listener)
         progress = _Run(job, directory, checkpoint)
-        _train(job, progress, listener)
+        try:
+            _train(job, progress, listener)
+        finally:
+            progress.simulation.crew.close()
         _tune(job, progress, listener)
         scored = _score(progress, job, True)
         members = {"seen": job.federation.data.seen, "unseen": job.federation.data.unseen}
@@ -245,6 +270,18 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
         atomic_write(directory.path / "clients.csv", result.clients_csv().encode())
         write_json(directory.path / "result.json", result.to_json())
         return result
+
+
+def _calibrated(job: Job, directory: RunDirectory, checkpoint: Checkpoint, listener: Listener | None) -> Job:
+    """Return the job with the faster engines, where the recipe leaves that open."""
+    file, engine = directory.path / "engine.json", job.recipe.engine
+    if engine.strategy != "auto" or (checkpoint.rounds and not file.exists()):  # begun before choices were kept
+        return job
+    federation, notes = calibrated(job.federation, engine.memory_mb * 2**20, file)
+    if listener is not None:
+        for note in notes:
+            listener(Note(note))
+    return dataclasses.replace(job, federation=federation)
 
 
 def _global_model(simulation: Simulation) -> Params:
@@ -303,11 +340,11 @@ def _tune(job: Job, progress: _Run, listener: Listener | None) -> None:
     data, simulation, tuned = job.federation.data, progress.simulation, progress.tuned
     if not job.federation.algorithm.client.tuning:
         return
-    everyone = [int(client) for client in np.concatenate([data.seen, data.unseen])]
-    waiting = [c for c in everyone if c not in tuned and (job.recipe.finetune or not simulation.has_model(c))]
+    everyone = np.concatenate([data.seen, data.unseen])
+    waiting = everyone[~tuned.has(everyone) & (job.recipe.finetune | ~simulation.have_models(everyone))]
     before = len(tuned)
     with polite_stop() as stop:
-        for _, _, chunk in simulation.groups(np.array(waiting, dtype=np.int64)):
+        for _, _, chunk in simulation.groups(waiting):
             began = time.monotonic()
             try:
                 tune(simulation, tuned, chunk, job.recipe.rounds)
@@ -371,19 +408,27 @@ class _Run:
 
 
 def _score(progress: _Run, job: Job, final: bool) -> dict[str, Scored]:
-    """Score seen and, at the end, unseen clients on test data and, at the end, on validation data if there are any."""
+    """Score some seen clients on test data; at the end everyone, also on validation data if there are any."""
     data = job.federation.data
     splits = {"test": data.test}
     choice = final and bool(len(data.validation.flat))
     if choice:
         splits["validation"] = data.validation
-    groups = {"seen": data.seen, "unseen": data.unseen} if final else {"seen": data.seen}
+    groups = {"seen": data.seen, "unseen": data.unseen} if final else {"seen": _some(data.seen, job.recipe)}
     tuned = progress.tuned if final else None
     return {
         name: score(progress.simulation, tuned, members, splits, blends=choice)
         for name, members in groups.items()
         if len(members)
     }
+
+
+def _some(clients: NDArray[np.int64], recipe: Recipe) -> NDArray[np.int64]:
+    """Return the clients that are scored during training, in ascending order."""
+    if len(clients) <= recipe.evaluation.clients:
+        return clients
+    generator = rng.numpy_generator(recipe.seed, "scored clients")
+    return np.sort(generator.choice(clients, recipe.evaluation.clients, replace=False))
 
 
 def _record_scores(progress: _Run, job: Job, done: Round) -> float:

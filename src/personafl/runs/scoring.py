@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.func import vmap
 
 from personafl.core import tree
@@ -18,8 +19,8 @@ from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Ragged
 from personafl.evaluate.choice import Gains
-from personafl.evaluate.score import Scores, paired_gains, score_personal, score_shared
-from personafl.runs.engine import gather
+from personafl.evaluate.score import Scores, try_personal, try_shared
+from personafl.runs.engine import gather, steps_of
 from personafl.runs.simulator import Simulation, bound
 from personafl.runs.store import Store
 
@@ -45,14 +46,15 @@ class Scored:
 def tune(simulation: Simulation, tuned: Store, clients: Clients, number: int) -> None:
     """Fine-tune clients after `number` rounds, from their states or as newcomers, and keep the result in `tuned`."""
     fed, rule = simulation.federation, simulation.federation.algorithm.client
-    for which, server, group in simulation.groups(clients):
+    steps = steps_of(fed.data, clients, rule.tuning, fed.seed, number)
+    for which, server, group in simulation.groups(clients, steps):
         down = simulation.down(server)
         data = gather(fed.data, group, rule.tuning, fed.seed, number)
         states = simulation.states(which, down, group)
         states = fed.engines[which].train(bound(rule.personalize, fed.problems[which]), down, states, data)
         simulation.check(f"after round {number}: fine-tuning", group, states)
         flat = {path: leaf.contiguous().cpu() for path, leaf in tree.flatten(states).items()}
-        tuned.put([int(client) for client in group], flat)
+        tuned.put(group, flat)
 
 
 def score(
@@ -69,37 +71,57 @@ def score(
     fed, rule = simulation.federation, simulation.federation.algorithm.client
     downs = {server: simulation.down(server) for server in np.unique(simulation.homes[clients]).tolist()}
     globals_ = {server: _global(simulation, down) for server, down in downs.items()}
+    everyone = {server: clients[simulation.homes[clients] == server] for server in downs}
+    shared = {
+        (server, split): try_shared(fed.problems[0], params, fed.data, rows, everyone[server])
+        for server, params in globals_.items()
+        if params is not None
+        for split, rows in splits.items()
+    }
     scores: dict[tuple[str, str], list[tuple[Clients, Scores]]] = {}
     gains: dict[str, list[tuple[Clients, Gains]]] = {}
-    twice = tuned is not None and any(simulation.has_model(c) and c in tuned for c in map(int, clients))
-    for which, server, members in simulation.groups(clients):
-        problem, down, shared = fed.problems[which], downs[server], globals_[server]
+    twice = tuned is not None and bool((simulation.have_models(clients) & tuned.has(clients)).any())
+    for which, server, members in simulation.groups(_by_size(clients, splits)):
+        problem, down = fed.problems[which], downs[server]
+        base = globals_[server] if blends and _can_choose(problem, rule) else None
         for group in _alike(simulation, tuned, members):
-            models = dict(_models(simulation, tuned, which, down, group))
-            if twice and "tuned" not in models:  # a newcomer, among clients that have both
-                models["tuned"] = models["personal"]
-            last = models.get("tuned", models.get("personal"))
-            base = shared if blends and _can_choose(problem, rule) else None
-            if base is not None and last is not None:
-                models |= {f"blend {share}": _blend(base, last, share) for share in SHARES}
-            for name, params in models.items():
+            for name, params in _candidates(simulation, tuned, which, down, group, base, twice):
                 for split, rows in splits.items():
-                    result = score_personal(problem, params, fed.data, rows, group)
-                    scores.setdefault((name, split), []).append((group, result))
-                if base is not None:
-                    pair = paired_gains(problem, base, params, fed.data, splits["validation"], group)
-                    gains.setdefault(name, []).append((group, pair))
+                    own = try_personal(problem, params, fed.data, rows, group)
+                    scores.setdefault((name, split), []).append((group, own.scores()))
+                    if base is not None and split == "validation":
+                        other = shared[server, split].of(_places(everyone[server], group))
+                        gains.setdefault(name, []).append((group, own.gains_over(other)))
+    for (server, split), outcomes in shared.items():
+        scores.setdefault(("global", split), []).append((everyone[server], outcomes.scores()))
     joined = {key: _in_order(clients, parts) for key, parts in scores.items()}
-    for split, rows in splits.items():
-        parts = [
-            (members, score_shared(fed.problems[0], shared, fed.data, rows, members))
-            for server, shared in globals_.items()
-            if shared is not None and len(members := clients[simulation.homes[clients] == server])
-        ]
-        if parts:
-            joined["global", split] = _in_order(clients, parts)
-    chooses = np.array([_can_choose(fed.problems[which], rule) for which in fed.problem_of[clients]], dtype=np.bool_)
+    chooses = np.array([_can_choose(problem, rule) for problem in fed.problems])[fed.problem_of[clients]]
     return Scored(joined, {name: _in_order(clients, parts) for name, parts in gains.items()}, chooses)
+
+
+def _by_size(clients: Clients, splits: Mapping[str, Ragged]) -> Clients:
+    """Return clients in the order of their samples: those of similar size are scored together, without padding."""
+    return clients[np.argsort(sum(rows.sizes_of(clients) for rows in splits.values()), kind="stable")]
+
+
+def _candidates(
+    simulation: Simulation,
+    tuned: Store | None,
+    which: int,
+    down: Tree,
+    group: Clients,
+    base: Params | None,
+    twice: bool,
+) -> Iterator[tuple[str, Params]]:
+    """Yield the stacked models of clients that are alike, one kind after the other: they may be large."""
+    models = dict(_models(simulation, tuned, which, down, group))
+    if twice and "tuned" not in models:  # a newcomer, among clients that have both
+        models["tuned"] = models["personal"]
+    yield from models.items()
+    last = models.get("tuned", models.get("personal"))
+    if base is not None and last is not None:
+        for share in SHARES:
+            yield f"blend {share}", _blend(base, last, share)
 
 
 def _global(simulation: Simulation, down: Tree) -> Params | None:
@@ -116,7 +138,7 @@ def _can_choose(problem: Problem, rule: ClientRule) -> bool:
 
 def _alike(simulation: Simulation, tuned: Store | None, clients: Clients) -> Iterator[Clients]:
     """Divide clients into those who have a model in their state or not, and are fine-tuned or not."""
-    kinds = np.array([2 * simulation.has_model(c) + (tuned is not None and c in tuned) for c in map(int, clients)])
+    kinds = 2 * simulation.have_models(clients) + (tuned.has(clients) if tuned is not None else 0)
     for kind in np.unique(kinds):
         yield clients[kinds == kind]
 
@@ -147,9 +169,8 @@ def _personal(
 
 def tuned_states(simulation: Simulation, tuned: Store, which: int, down: Tree, clients: Clients) -> Tree:
     """Return the stacked states of clients after fine-tuning."""
-    entries = [tuned.get(int(client)) for client in clients]
     device = simulation.federation.data.x.device
-    stacked = {path: torch.stack([entry[path] for entry in entries]).to(device) for path in entries[0]}
+    stacked = {path: leaf.to(device) for path, leaf in tuned.take(clients).items()}
     return tree.unflatten(_tuned_shape(simulation, which, down), stacked)
 
 
@@ -166,13 +187,25 @@ def _tuned_shape(simulation: Simulation, which: int, down: Tree) -> Tree:
 
 
 def _blend(shared: Params, stacked: Params, share: float) -> Params:
-    return {name: torch.lerp(shared[name].expand_as(own), own, share) for name, own in stacked.items()}
+    """Return mixtures of the shared and each own model; what all clients have in common stays one tensor, expanded."""
+
+    def mixed(name: str, own: Tensor) -> Tensor:
+        if own.stride(0):
+            return torch.lerp(shared[name].expand_as(own), own, share)
+        return torch.lerp(shared[name], own[0], share).expand_as(own)
+
+    return {name: mixed(name, own) for name, own in stacked.items()}
+
+
+def _places(clients: Clients, members: Clients) -> Clients:
+    """Return where in `clients` the members are."""
+    order = np.argsort(clients)
+    return order[np.searchsorted(clients, members, sorter=order)]
 
 
 def _in_order(clients: Clients, pieces: list[tuple[Clients, T]]) -> T:
     """Join what groups of clients have, in the order of `clients`; those in no group count no samples."""
-    place = {int(client): row for row, client in enumerate(clients)}
-    rows = [place[int(client)] for members, _ in pieces for client in members]
+    rows = _places(clients, np.concatenate([members for members, _ in pieces]))
     kind = type(pieces[0][1])
     columns = {}
     for field in dataclasses.fields(kind):

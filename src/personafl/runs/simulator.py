@@ -6,6 +6,7 @@ uploads, and lets the server rule step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -17,13 +18,15 @@ from numpy.typing import NDArray
 from personafl.cloud.plan import Cloud
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, for_returning, reduce
+from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import Diverged
 from personafl.runs.buffer import Buffer
 from personafl.runs.cohort import Sampling, draw_cohort, draw_offline
-from personafl.runs.engine import Engine, gather
+from personafl.runs.engine import Engine, gather, steps_of
 from personafl.runs.store import Store
+from personafl.runs.workers import Count, Crew, WorkerFailed
 
 __all__ = ["Federation", "Round", "Simulation", "Trained", "bound"]
 
@@ -49,6 +52,7 @@ class Federation:
     offline: int | float = 0  # clients of a server that train without contact in a round: a count, or a share of all
     cloud: Cloud | None = None  # several servers; None: one, that draws its cohorts
     buffer: Buffer | None = None  # that server does not wait for everyone; None: it does
+    workers: Count = 1  # processes that train
 
     @property
     def population(self) -> float:
@@ -61,7 +65,7 @@ class Federation:
 
     def weights_of(self, clients: Clients) -> Clients:
         """Return how much each client weighs."""
-        return self.data.train.sizes[clients] if self.weights == "examples" else np.ones_like(clients)
+        return self.data.train.sizes_of(clients) if self.weights == "examples" else np.ones_like(clients)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,26 @@ class Trained(NamedTuple):
     bytes_up: int
 
 
+class Chunk(NamedTuple):
+    """Clients of one problem that are to be trained for a round."""
+
+    problem: int
+    clients: Clients
+    round: int
+    down: Tree
+    states: Tree  # stacked
+
+
+def train_chunk(federation: Federation, chunk: Chunk) -> tuple[Tree, Tree]:
+    """Train clients; return their new states and their uploads, stacked."""
+    rule, engine = federation.algorithm.client, federation.engines[chunk.problem]
+    data = gather(federation.data, chunk.clients, rule.phases, federation.seed, chunk.round)
+    trained: tuple[Tree, Tree] = engine.train(
+        bound(rule.update, federation.problems[chunk.problem]), chunk.down, chunk.states, data
+    )
+    return trained
+
+
 class Simulation:
     """A federation in progress: the server's state and every client's."""
 
@@ -100,10 +124,12 @@ class Simulation:
         self.federation = federation
         self.store = store
         self.homes = np.zeros(federation.data.clients, dtype=np.int64)  # [clients] whose model each one receives
+        self.crew = Crew(functools.partial(train_chunk, federation), federation.workers)
         self._device = federation.data.x.device
         self.server = self._begin()
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
         self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
+        self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
         if server_bytes is not None:
             self._restore(server_bytes)
 
@@ -130,7 +156,7 @@ class Simulation:
     def step(self, number: int) -> Round:
         """Run one round."""
         fed = self.federation
-        cohort = draw_cohort(fed.data.seen, fed.cohort, fed.sampling, fed.seed, number)
+        cohort = self._cohort(number)
         message = self.broadcast()
         done = self._train(cohort, message, number)
         loss = float("nan")
@@ -139,6 +165,17 @@ class Simulation:
             loss = float(done.uploads.mean().loss)
         self._train_offline(fed.data.seen, cohort, number)
         return Round(number, loss, len(cohort), done.bytes_down, done.bytes_up, wire.ranks(message))
+
+    def _cohort(self, number: int) -> Clients:
+        """Return who takes part in a round, and begin to read the states of those who take part in the next one."""
+        fed = self.federation
+        if self._drawn is not None and self._drawn[0] == number:
+            cohort = self._drawn[1]
+        else:
+            cohort = draw_cohort(fed.data.seen, fed.cohort, fed.sampling, fed.seed, number)
+        self._drawn = number + 1, draw_cohort(fed.data.seen, fed.cohort, fed.sampling, fed.seed, number + 1)
+        self.store.prefetch(self._drawn[1])
+        return cohort
 
     def _train(self, cohort: Clients, message: Tree, number: int) -> Trained:
         """Train clients of one server for a round, keep their states and join their uploads."""
@@ -154,18 +191,24 @@ class Simulation:
 
     def _results(self, cohort: Clients, message: Tree, number: int) -> Iterator[tuple[Clients, Tree, Tree]]:
         """Train clients for a round, and yield chunks of them with their new states and their uploads, stacked."""
-        fed, rule = self.federation, self.federation.algorithm.client
         first, down = wire.dense(message), wire.dense(for_returning(message))
-        for which, _, clients in self.groups(cohort):
-            data = gather(fed.data, clients, rule.phases, fed.seed, number)
-            states = self.states(which, first, clients)
-            states, uploads = fed.engines[which].train(bound(rule.update, fed.problems[which]), down, states, data)
-            self.check(f"round {number + 1}: training", clients, (states, uploads))
-            yield clients, states, uploads
+        chunks = [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
+        tasks = (Chunk(which, clients, number, down, self.states(which, first, clients)) for which, clients in chunks)
+        try:
+            for (_, clients), (states, uploads) in zip(chunks, self.crew.map(tasks), strict=True):
+                self.check(f"round {number + 1}: training", clients, (states, uploads))
+                yield clients, states, uploads
+        except WorkerFailed as error:
+            raise WorkerFailed(f"{self._named(chunks[error.task][1])}: {error}", error.task) from error
+
+    def _steps(self, clients: Clients, number: int) -> Clients:
+        """Return how many steps clients take in a round."""
+        fed = self.federation
+        return steps_of(fed.data, clients, fed.algorithm.client.phases, fed.seed, number)
 
     def _bytes_down(self, cohort: Clients, message: Tree) -> int:
         """Return the bytes of a broadcast to clients, of whom newcomers are sent more."""
-        newcomers = sum(int(client) not in self.store for client in cohort)
+        newcomers = int((~self.store.has(cohort)).sum())
         again = wire.size(for_returning(message))
         return again * len(cohort) + (wire.size(message) - again) * newcomers
 
@@ -179,7 +222,7 @@ class Simulation:
             return
         offline: Any = rule.offline  # type: ignore[attr-defined]  # an optional method of rules
         chosen = draw_offline(members, active, fed.offline, fed.seed, number)
-        known = chosen[[int(client) in self.store for client in chosen]]
+        known = chosen[self.store.has(chosen)]
         for which, server, clients in self.groups(known):
             problem, states = fed.problems[which], self.states(which, self.down(server), clients)
             data = gather(fed.data, clients, rule.phases, fed.seed, number)
@@ -199,32 +242,45 @@ class Simulation:
         """Return what a newcomer to a server receives now; None: from the mean of all servers."""
         return wire.dense(self.broadcast(server))
 
-    def groups(self, clients: Clients) -> Iterator[tuple[int, int, Clients]]:
-        """Cut clients into chunks (problem, server, clients) that solve one problem, have one server and fit memory."""
+    def groups(self, clients: Clients, steps: Clients | None = None) -> Iterator[tuple[int, int, Clients]]:
+        """Cut clients into chunks (problem, server, clients) that solve one problem, have one server and fit memory.
+
+        Given how many steps they take, those with equally many go together.
+        """
         kinds = self.federation.problem_of[clients]
         homes = self.homes[clients]
+        steps = np.zeros_like(clients) if steps is None else steps
         for server in np.unique(homes):
             for which in np.unique(kinds[homes == server]):
-                members = clients[(homes == server) & (kinds == which)]
-                for chunk in self.federation.engines[which].chunks(members):
+                members = (homes == server) & (kinds == which)
+                for chunk in self.federation.engines[which].chunks(clients[members], steps[members]):
                     yield int(which), int(server), chunk
 
     def states(self, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""
-        fed = self.federation
         shape = self.shape(which, down)
         if not tree.leaves(shape):
             return shape
-        flat = []
-        for client in map(int, clients):
-            if client in self.store:
-                flat.append(self.store.get(client))
-            else:
-                fresh = fed.algorithm.client.init(fed.problems[which], down, rng.generator(fed.seed, "init", client))
-                flat.append(tree.flatten(self.cast(fresh)))
-        return tree.unflatten(
-            shape, {path: torch.stack([entry[path].to(self._device) for entry in flat]) for path in flat[0]}
-        )
+        known = self.store.has(clients)
+        stacks = [self.store.take(clients[known])] if known.any() else []
+        if not known.all():
+            stacks.append(tree.flatten(self._fresh(which, down, clients[~known])))
+        if len(stacks) == 1:
+            return tree.unflatten(shape, {path: leaf.to(self._device) for path, leaf in stacks[0].items()})
+        order = torch.from_numpy(np.argsort(np.argsort(~known, kind="stable")))  # known ones are first in the stacks
+        joined = {path: torch.cat([stack[path].to(self._device) for stack in stacks]) for path in stacks[0]}
+        return tree.unflatten(shape, {path: leaf[order.to(self._device)] for path, leaf in joined.items()})
+
+    def _fresh(self, which: int, down: Tree, clients: Clients) -> Tree:
+        """Return the stacked states of newcomers; where a rule draws nothing, all are as the first."""
+        fed, states = self.federation, []
+        for client in clients.tolist():
+            generator = rng.generator(fed.seed, "init", client)
+            before = generator.get_state()
+            states.append(self.cast(fed.algorithm.client.init(fed.problems[which], down, generator)))
+            if torch.equal(generator.get_state(), before):
+                return tree.map(lambda leaf: leaf.repeat(len(clients), *[1] * leaf.ndim), states[0])
+        return tree.stack(states)
 
     def shape(self, which: int, down: Tree) -> Tree:
         """Return a state of the problem's clients, for its structure."""
@@ -235,19 +291,24 @@ class Simulation:
 
     def has_model(self, client: int) -> bool:
         """Say whether a client has a personal model in its state; a state may be only a dual, or what is late."""
-        if client not in self.store:
-            return False
-        fed, which = self.federation, int(self.federation.problem_of[client])
-        if which not in self._with_model:
-            down = self.down()
-            models = fed.algorithm.client.models(fed.problems[which], down, self.shape(which, down))
-            self._with_model[which] = "personal" in models
-        return self._with_model[which]
+        return bool(self.have_models(np.array([client]))[0])
+
+    def have_models(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say which clients have a personal model in their states."""
+        fed, known = self.federation, self.store.has(clients)
+        for which in np.unique(fed.problem_of[clients[known]]).tolist():
+            if which not in self._with_model:
+                down = self.down()
+                models = fed.algorithm.client.models(fed.problems[which], down, self.shape(which, down))
+                self._with_model[which] = "personal" in models
+            if not self._with_model[which]:
+                known &= fed.problem_of[clients] != which
+        return known
 
     def _keep(self, clients: Clients, states: Tree) -> None:
         flat = {path: leaf.cpu() for path, leaf in tree.flatten(states).items()}
         if flat:
-            self.store.put([int(client) for client in clients], flat)
+            self.store.put(clients, flat)
 
     def cast(self, values: Tree) -> Tree:
         """Move fresh parameters to the run's device and precision."""
@@ -257,11 +318,13 @@ class Simulation:
         """Fail if what was computed for clients, stacked, is not finite."""
         good = tree.finite(result, len(clients)).numpy()
         if not good.all():
-            names = [self.federation.data.client_names[client] for client in clients[~good]]
-            listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise Diverged(
-                f"{what} gave non-finite numbers for clients {listed}; lower training.lr or set training.clip"
-            )
+            named = self._named(clients[~good])
+            raise Diverged(f"{what} gave non-finite numbers for {named}; lower training.lr or set training.clip")
+
+    def _named(self, clients: Clients) -> str:
+        """Return clients in words."""
+        names = [self.federation.data.client_names[client] for client in clients]
+        return f"clients {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
     def _checked(self, server: Tree, number: int) -> Tree:
         """Return a server's state as it is kept; fail if it is not finite."""
@@ -277,9 +340,19 @@ def _plain(state: Tree) -> Tree:
 
 def bound(rule: Any, problem: Problem) -> Any:
     """Return a client rule's function for one problem: (down, state, data) -> …"""
-    return lambda down, state, data: rule(problem, down, state, data)
+
+    @functools.wraps(rule)
+    def function(down: Tree, state: Tree, data: Data) -> Any:
+        return rule(problem, down, state, data)
+
+    return function
 
 
 def _alone(rule: Any, problem: Problem) -> Any:
     """Return a client rule's `offline` for one problem, as an engine calls it."""
-    return lambda down, state, data: rule(problem, state, data)
+
+    @functools.wraps(rule)
+    def function(down: Tree, state: Tree, data: Data) -> Any:
+        return rule(problem, state, data)
+
+    return function

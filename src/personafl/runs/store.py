@@ -1,179 +1,211 @@
-"""Personal states of all clients: in memory up to a budget, beyond it on disk.
+"""Personal states of all clients, in memory-mapped files: in memory up to a budget, beyond it on disk.
 
-A log of immutable segments, each a safetensors file with the states of many clients, stacked per shape. A client's
-newest state is where the index says; a checkpoint names the index, so a crash between two checkpoints leaves segments
-that nobody refers to, which are removed at the next start. Clients that never took part cost nothing.
+Each layout of states has a slab, a file with a row per state. A checkpoint names an index, a file that says which row
+is whose; what it refers to is not touched before the next checkpoint is committed: a new state goes to a free row. So a
+crash leaves rows that nobody refers to, which are free at the next start. Clients that never took part cost nothing.
+
+    index-N.safetensors    clients, slabs and rows [clients with a state]; the metadata has the slabs' layouts
+    slab-N                 see `slab`
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
-import safetensors.torch
+import safetensors.numpy
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from personafl.errors import BadInput
 from personafl.runs.files import atomic_write, storage
+from personafl.runs.slab import Clients, Entry, Layout, Slab, layout_of
 
 __all__ = ["Store"]
 
-Entry = dict[str, Tensor]  # a state, flattened to {path: tensor}
+# Where a client's state is (slab 0: nowhere), and the first index that refers to that row.
+_PLACE = np.dtype([("slab", np.int32), ("row", np.int32), ("index", np.int32)])
 
 
 class Store:
     """Keeps one flattened state per client.
 
-    `put` and `get` by client number; `flush` makes all states durable and returns the index to put into a checkpoint;
-    `collect` removes what that checkpoint, once it is committed, no longer needs.
+    `put` and `take` several by client number; `flush` makes all states durable and returns the number of the index, to
+    put into a checkpoint; `collect` frees what that checkpoint, once it is committed, no longer needs.
+
+    Slabs larger than the budget together are in memory only while they are used; the system caches them as it can.
     """
 
-    def __init__(self, directory: Path, budget: int, index: dict[int, int] | None = None) -> None:
+    def __init__(self, directory: Path, budget: int, index: int = 0) -> None:
         self._directory = directory
         self._budget = budget
-        self._index = dict(index or {})  # client -> segment of its newest durable state
-        self._rows: dict[int, dict[int, tuple[str, int]]] = {}  # segment -> client -> (group, row)
-        self._memory: OrderedDict[int, Entry] = OrderedDict()  # least recently used first
-        self._unsaved: set[int] = set()
-        self._held = 0  # bytes in memory
+        self._index = index
+        self._places: NDArray[Any] = np.zeros(0, dtype=_PLACE)  # [clients up to the last one known]
+        self._slabs: dict[int, Slab] = {}
+        self._changed = False  # since the last flush
+        self._replaced: list[NDArray[Any]] = []  # places that the next index does not refer to any more
+        self._garbage: list[NDArray[Any]] = []  # places that the last index does not refer to any more
         with storage(directory):
             directory.mkdir(exist_ok=True)
+        if index:
+            self._open()
         self.collect()
-        self._next = max(self._index.values(), default=-1) + 1
 
     def __contains__(self, client: int) -> bool:
-        return client in self._memory or client in self._index
+        known: bool = self.has(np.array([client])).item()
+        return known
 
     def __len__(self) -> int:
-        return len(self._index.keys() | self._memory.keys())
+        return len(self.clients)
+
+    @property
+    def clients(self) -> Clients:
+        """The clients that have a state, ascending."""
+        return np.flatnonzero(self._places["slab"])
+
+    def has(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say which clients have a state."""
+        known: NDArray[np.bool_] = self._at(clients)["slab"] > 0
+        return known
 
     def get(self, client: int) -> Entry:
         """Return a client's state."""
-        if client in self._memory:
-            self._memory.move_to_end(client)
-            return self._memory[client]
-        entry = self._read(client)
-        self._remember(client, entry)
-        self._fit()
-        return entry
+        return {path: leaf[0] for path, leaf in self.take(np.array([client])).items()}
 
-    def put(self, clients: Sequence[int], stacked: Entry) -> None:
+    def take(self, clients: Clients) -> Entry:
+        """Return the states of clients that have one, all of one layout, stacked."""
+        places = self._at(clients)
+        states = self._slabs[int(places["slab"][0])].take(places["row"], clients)
+        self._keep_to_budget()
+        return states
+
+    def put(self, clients: Sequence[int] | Clients, stacked: Entry) -> None:
         """Replace the states of several clients, given stacked."""
-        for row, client in enumerate(clients):
-            self._remember(client, {path: _own(leaf[row]) for path, leaf in stacked.items()})
-            self._unsaved.add(client)
-        self._fit()
+        numbers = np.array(clients, dtype=np.int64)
+        self._reach(numbers)
+        which = self._slab_for(layout_of(stacked), len(numbers))
+        before = self._places[numbers]
+        moving = (before["slab"] != which) | (before["index"] <= self._index)  # the rows of others are in no index
+        moved = numbers[moving]
+        self._places["row"][moved] = self._slabs[which].allot(len(moved))
+        self._places["slab"][moved], self._places["index"][moved] = which, self._index + 1
+        self._replaced.append(before[moving & (before["slab"] > 0)])
+        self._slabs[which].put(self._places["row"][numbers], numbers, stacked)
+        self._changed = True
+        self._keep_to_budget()
 
-    def flush(self) -> dict[int, int]:
-        """Write all unsaved states and return the index."""
-        self._save()
-        stored = sum(len(self._directory_of(segment)) for segment in set(self._index.values()))
-        if stored > 2 * len(self._index):
-            self._compact()
-        return dict(self._index)
+    def prefetch(self, clients: Clients) -> None:
+        """Begin to read the states of clients that will be taken soon."""
+        places = self._at(clients)
+        for which, slab in self._slabs.items() if self._over_budget else ():
+            slab.prefetch(places["row"][places["slab"] == which])
+
+    def flush(self) -> int:
+        """Make all states durable and return the number of the index that has them; 0: there are none."""
+        if self._changed:
+            for slab in self._slabs.values():
+                slab.sync()
+            self._index += 1
+            self._write_index()
+            self._garbage, self._replaced = self._garbage + self._replaced, []
+            self._changed = False
+        return self._index
 
     def collect(self) -> None:
-        """Remove the segments that the index does not refer to; call it after the index is committed."""
-        live = {self._segment(number) for number in set(self._index.values())}
+        """Free what the last index does not refer to; call it after that index is committed."""
+        for which, slab in self._slabs.items():
+            gone = [places["row"][places["slab"] == which] for places in self._garbage]
+            slab.free = np.concatenate([slab.free, *gone])
+        self._garbage = []
+        needed = {self._index_file(), *(slab.path for slab in self._slabs.values())}
         with storage(self._directory):
-            for path in set(self._directory.iterdir()) - live:
+            for path in set(self._directory.iterdir()) - needed:
                 path.unlink()
-        self._rows = {number: rows for number, rows in self._rows.items() if self._segment(number) in live}
 
-    def _remember(self, client: int, entry: Entry) -> None:
-        self._held += _bytes(entry) - _bytes(self._memory.get(client, {}))
-        self._memory[client] = entry
-        self._memory.move_to_end(client)
+    @property
+    def _over_budget(self) -> bool:
+        return sum(slab.bytes for slab in self._slabs.values()) > self._budget
 
-    def _fit(self) -> None:
-        """Beyond the budget, bring memory well under it: make all durable, then forget the least recently used."""
-        if self._held <= self._budget:
-            return
-        self._save()
-        while self._held > self._budget // 2 and self._memory:
-            _, entry = self._memory.popitem(last=False)
-            self._held -= _bytes(entry)
+    def _keep_to_budget(self) -> None:
+        if self._over_budget:
+            for slab in self._slabs.values():
+                slab.let_go()
 
-    def _save(self) -> None:
-        self._write({client: self._memory[client] for client in sorted(self._unsaved)})
-        self._unsaved.clear()
+    def _at(self, clients: Clients) -> NDArray[Any]:
+        """Return the places of clients, who may be beyond all that are known."""
+        places = np.zeros(len(clients), dtype=_PLACE)
+        inside = clients < len(self._places)
+        places[inside] = self._places[clients[inside]]
+        return places
 
-    def _write(self, states: dict[int, Entry]) -> None:
-        """Write one segment: per shape of state, the client numbers and the stacked tensors."""
-        if not states:
-            return
-        groups: dict[tuple[tuple[str, torch.dtype, torch.Size], ...], list[int]] = {}
-        for client, entry in states.items():
-            shape = tuple((path, leaf.dtype, leaf.shape) for path, leaf in entry.items())
-            groups.setdefault(shape, []).append(client)
-        named: dict[str, Tensor] = {}
-        rows: dict[int, tuple[str, int]] = {}
-        for number, (shape, members) in enumerate(groups.items()):
-            named[f"{number}#clients"] = torch.tensor(members)
-            for path, _, _ in shape:
-                named[f"{number}/{path}"] = torch.stack([states[client][path] for client in members])
-            rows |= {client: (str(number), row) for row, client in enumerate(members)}
-        atomic_write(self._segment(self._next), safetensors.torch.save(named))
-        self._rows[self._next] = rows
-        self._index.update(dict.fromkeys(states, self._next))
-        self._next += 1
+    def _reach(self, clients: Clients) -> None:
+        """Have a place for each of the clients."""
+        need = int(clients.max(initial=-1)) + 1
+        if need > len(self._places):
+            places = np.zeros(max(need, 2 * len(self._places)), dtype=_PLACE)
+            places[: len(self._places)] = self._places
+            self._places = places
 
-    def _read(self, client: int) -> Entry:
-        number = self._index[client]
-        rows = self._directory_of(number)
-        if client not in rows:
-            raise BadInput(f"{self._segment(number)}: the checkpoint expects client {client} in this file")
-        group, row = rows[client]
-        prefix = f"{group}/"
-        with self._opened(number) as segment:
-            names = [name for name in segment.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
-            return {name.removeprefix(prefix): segment.get_slice(name)[row] for name in names}
+    def _slab_for(self, layout: Layout, rows: int) -> int:
+        """Return the number of the slab for a layout; a new one begins with so many rows."""
+        for which, slab in self._slabs.items():
+            if slab.layout == layout:
+                return which
+        which = len(self._slabs) + 1
+        self._slabs[which] = Slab(self._slab_file(which), layout, rows)
+        return which
 
-    def _directory_of(self, number: int) -> dict[int, tuple[str, int]]:
-        if number not in self._rows:
-            with self._opened(number) as segment:
-                lists = {
-                    name.removesuffix("#clients"): segment.get_tensor(name).tolist()
-                    for name in segment.keys()  # noqa: SIM118 - not a dict
-                    if "/" not in name  # the others are GROUP/PATH
-                }
-            self._rows[number] = {c: (group, row) for group, members in lists.items() for row, c in enumerate(members)}
-        return self._rows[number]
+    def _write_index(self) -> None:
+        clients = self.clients
+        places = self._places[clients]
+        columns = {"clients": clients, "slabs": places["slab"].copy(), "rows": places["row"].copy()}
+        layouts = {which: _spelled(slab.layout) for which, slab in self._slabs.items()}
+        atomic_write(self._index_file(), safetensors.numpy.save(columns, {"layouts": json.dumps(layouts)}))
 
-    @contextlib.contextmanager
-    def _opened(self, number: int) -> Iterator[Any]:
-        path = self._segment(number)
+    def _open(self) -> None:
+        path = self._index_file()
         try:
-            with safetensors.safe_open(path, framework="pt") as segment:
-                yield segment
-        except (OSError, safetensors.SafetensorError) as error:
-            raise BadInput(f"{path}: the checkpoint needs this file and it cannot be read ({error})") from error
+            with safetensors.safe_open(path, framework="numpy") as file:
+                clients, slabs, rows = (file.get_tensor(name) for name in ("clients", "slabs", "rows"))
+                spelled = json.loads(file.metadata()["layouts"])
+            layouts = {int(which): _parsed(layout) for which, layout in spelled.items()}
+        except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError) as error:
+            raise _unreadable(path, error) from error
+        self._reach(clients)
+        self._places["slab"][clients], self._places["row"][clients] = slabs, rows
+        for which, layout in layouts.items():
+            self._slabs[which] = self._opened(self._slab_file(which), layout, rows[slabs == which])
 
-    def _compact(self) -> None:
-        """Write all states anew, in segments of half the budget."""
-        batch: dict[int, Entry] = {}
-        held = 0
-        for client in sorted(self._index):
-            batch[client] = self._memory[client] if client in self._memory else self._read(client)
-            held += _bytes(batch[client])
-            if held > self._budget // 2:
-                self._write(batch)
-                batch, held = {}, 0
-        self._write(batch)
+    def _opened(self, path: Path, layout: Layout, used: NDArray[np.int32]) -> Slab:
+        try:
+            slab = Slab(path, layout)
+        except (OSError, ValueError) as error:  # the latter: it is empty
+            raise _unreadable(path, error) from error
+        if len(slab) <= used.max(initial=-1):
+            raise _unreadable(path, "it is too short")
+        free = np.ones(len(slab), dtype=np.bool_)
+        free[used] = False
+        slab.free = slab.free[free]
+        return slab
 
-    def _segment(self, number: int) -> Path:
-        return self._directory / f"segment-{number:08d}.safetensors"
+    def _index_file(self) -> Path:
+        return self._directory / f"index-{self._index:06d}.safetensors"
 
-
-def _own(leaf: Tensor) -> Tensor:
-    """Return a copy that does not hold on to the whole stack, laid out as it comes back from disk."""
-    return leaf.clone(memory_format=torch.contiguous_format)
+    def _slab_file(self, number: int) -> Path:
+        return self._directory / f"slab-{number}"
 
 
-def _bytes(entry: Entry) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in entry.values())
+def _spelled(layout: Layout) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(path, str(dtype).removeprefix("torch."), shape) for path, dtype, shape in layout]
+
+
+def _parsed(layout: list[Any]) -> Layout:
+    return tuple((path, getattr(torch, dtype), tuple(shape)) for path, dtype, shape in layout)
+
+
+def _unreadable(path: Path, why: object) -> BadInput:
+    return BadInput(f"{path}: the checkpoint needs this file and it cannot be read ({why})")

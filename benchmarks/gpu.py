@@ -1,0 +1,171 @@
+"""Rounds of stacked clients on a GPU: one by one, stacked, from CUDA graphs, and the floor that no method can beat.
+
+    python benchmarks/gpu.py [--works mlp-100,cifar] [--repeats 5] [--dtype tf32]
+
+FedAvg on synthetic data, all clients in every round. A round is a step of the simulator: it draws batches, trains,
+checks and averages. The floor is one shared model on the same samples, as few kernels as there are (the steps of one
+client whose batches are those of all clients, from a CUDA graph, with batches drawn beforehand). The ways take turns;
+milliseconds are the best of the repeats, one by one of a single round. Without a GPU it says so and does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from work import cifar, femnist, mlp, resnet
+
+from personafl.algorithms.fedavg import fedavg
+from personafl.algorithms.training import Training
+from personafl.core.algorithm import Problem
+from personafl.core.batches import Steps
+from personafl.core.losses import cross_entropy
+from personafl.core.net import Net
+from personafl.core.optim import Sgd
+from personafl.data.federated import Ragged, make_federated
+from personafl.models import convolutional
+from personafl.runs.engine import Engine, gather
+from personafl.runs.graphs import Graphs
+from personafl.runs.simulator import Federation, Simulation, bound
+from personafl.runs.store import Store
+
+
+@dataclass(frozen=True)
+class Work:
+    """Clients that each take `steps` steps of `batch` samples."""
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    steps: int
+    batch: int
+
+
+IMAGE = (3, 32, 32)
+WORKS = {
+    "mlp-100": Work(mlp, (1, 28, 28), 10, 100, 10, 32),
+    "mlp-1000": Work(mlp, (1, 28, 28), 10, 1000, 10, 32),
+    "femnist": Work(femnist, (1, 28, 28), 62, 50, 5, 20),
+    "cifar": Work(cifar, IMAGE, 10, 50, 5, 10),  # as the benchmark of pfl-research
+    "resnet20": Work(resnet, IMAGE, 10, 20, 5, 25),
+    "resnet18": Work(lambda: convolutional.resnet18(IMAGE, 10), IMAGE, 10, 10, 5, 25),
+}
+GPU = torch.device("cuda")
+
+
+def simulation(work: Work, strategy: str, dtype: str) -> Simulation:
+    """Return a simulation of the workload."""
+    generator = torch.Generator().manual_seed(0)
+    samples = work.steps * work.batch
+    total = work.clients * samples
+    data = make_federated(
+        name="synthetic",
+        x=torch.randn(total, *work.shape, generator=generator),
+        y=torch.randint(work.classes, (total,), generator=generator),
+        classes=work.classes,
+        train=Ragged(np.arange(total), np.arange(work.clients + 1) * samples),
+        validation=Ragged.empty(work.clients),
+        test=Ragged.empty(work.clients),
+        seen=np.arange(work.clients),
+        unseen=np.arange(0),
+        client_names=tuple(map(str, range(work.clients))),
+        label_names=tuple(map(str, range(work.classes))),
+    )
+    data = replace(data, x=data.x.to(GPU), y=data.y.to(GPU))
+    torch.manual_seed(0)
+    problem = Problem(Net(work.model()).to(GPU, torch.float32), cross_entropy)
+    federation = Federation(
+        algorithm=fedavg(Training(work=Steps(epochs=1, batch=work.batch), optimizer=Sgd(lr=0.05))),
+        data=data,
+        problems=(problem,),
+        problem_of=np.zeros(work.clients, dtype=np.int64),
+        engines=(Engine.fitted(problem, strategy, 2**36, GPU, bfloat16=dtype == "bfloat16"),),
+        seed=0,
+        cohort=work.clients,
+        sampling="exact",
+        weights="examples",
+        dtype=torch.float32,
+    )
+    return Simulation(federation, Store(Path("/nowhere"), 2**30))
+
+
+def rounds(work: Work, strategy: str, dtype: str) -> Callable[[], object]:
+    """Return what runs one more round each time."""
+    simulated, number = simulation(work, strategy, dtype), iter(range(10**9))
+    return lambda: simulated.step(next(number))
+
+
+def floor(work: Work, dtype: str) -> Callable[[], object]:
+    """Return what trains one model on a round's samples."""
+    fed = simulation(work, "stacked", dtype).federation
+    data = gather(fed.data, fed.data.seen, fed.algorithm.client.phases, 0, 0)
+    (phase,) = data.phases.values()
+
+    def together(each: torch.Tensor) -> torch.Tensor:  # [clients, steps, batch] -> [steps, clients · batch]
+        return each.transpose(0, 1).flatten(1)
+
+    joined = phase._replace(rows=together(phase.rows)[None], real=together(phase.real)[None], key=phase.key[:1])
+    data = data._replace(phases={"local": joined}, examples=data.examples[:1])
+    one = replace(fed.engines[0], graphs=Graphs())
+    down = simulation(work, "stacked", dtype).down()
+    update = bound(fed.algorithm.client.update, fed.problems[0])
+    return lambda: one.train(update, down, fed.algorithm.client.init(fed.problems[0], down, torch.Generator()), data)
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Return the time of one call."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Print a line per workload."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--works", default=",".join(WORKS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtype", choices=("float32", "tf32", "bfloat16"), default="float32")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to measure")
+        return
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.dtype == "tf32"
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}; ms a round, and times the floor"
+    )
+    print(f"{'work':<12}{'one by one':>12}{'stacked':>10}{'graphs':>10}{'floor':>10}{'gain':>8}{'of floor':>10}")
+    for name in options.works.split(","):
+        work = WORKS[name]
+        ways = {
+            "stacked": rounds(work, "stacked", options.dtype),
+            "graphs": rounds(work, "graphs", options.dtype),
+            "floor": floor(work, options.dtype),
+        }
+        for _ in range(3):  # warm up, and record
+            for way in ways.values():
+                way()
+        spent = [{way: milliseconds(call) for way, call in ways.items()} for _ in range(options.repeats)]
+        best = {way: min(turn[way] for turn in spent) for way in ways}
+        rounds(replace(work, clients=2), "sequential", options.dtype)()  # warm up
+        best["sequential"] = milliseconds(rounds(work, "sequential", options.dtype))
+        print(
+            f"{name:<12}{best['sequential']:>12.1f}{best['stacked']:>10.2f}{best['graphs']:>10.2f}{best['floor']:>10.2f}"
+            f"{best['sequential'] / best['graphs']:>8.1f}{best['graphs'] / best['floor']:>10.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

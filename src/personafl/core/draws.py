@@ -1,0 +1,78 @@
+"""Drawing minibatches where the data is: what `batches.draw` does, on a GPU. Equal batches, to the bit.
+
+A GPU trains a thousand small clients in the time in which a host shuffles their data. So the host counts, and hashes
+one key for each client and epoch; hashing and sorting the samples is left to the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.core import rng
+from personafl.core.batches import Batches, Gaps, NoGaps, Steps, counted_steps
+
+__all__ = ["draw_there", "fits_there"]
+
+_MOST = 2**25  # places of all shuffles that are sorted at a time
+_TOP = torch.iinfo(torch.int64)
+
+
+def fits_there(sizes: NDArray[np.int64], work: Steps, pace: rng.Words) -> bool:
+    """Say whether the shuffles fit memory as one block [clients, epochs, largest client]: not if sizes differ much."""
+    return len(sizes) * _epochs(sizes, work, pace) * int(sizes.max(initial=1)) <= _MOST
+
+
+def draw_there(
+    pool: tuple[Tensor, Tensor],
+    rows: Tensor,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    work: Steps,
+    keys: rng.Words,
+    pace: rng.Words,
+) -> Batches:
+    """Draw as `batches.draw` does, on the device of the pool and the rows."""
+    device = pool[0].device
+
+    def there(values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    largest = int(sizes.max(initial=1))
+    width = min(work.batch or largest, largest)
+    taken = counted_steps(work, sizes, pace)
+    count = int(taken.max(initial=0))
+    epochs = np.arange(_epochs(sizes, work, pace))
+    keys_there = there(rng.mix(rng.mix(keys[:, None], "epoch", epochs[None, :])).view(np.int64))
+    size, steps = there(sizes)[:, None, None], there(taken)[:, None, None]
+    order = _shuffles(keys_there, size, largest)  # [clients, epochs, largest]
+
+    step = torch.arange(count, device=device)[None, :, None]
+    per_epoch = ((size + width - 1) // width).clamp(min=1)
+    position = step % per_epoch * width + torch.arange(width, device=device)  # [clients, steps, batch] in the shuffle
+    real = (position < size) & (step < steps)
+    place = torch.where(real, step // per_epoch * largest + position, 0)
+    chosen = torch.where(real, order.flatten(1).gather(1, place.flatten(1)).reshape(place.shape), 0)
+    return Batches(
+        *pool,
+        rows[there(np.where(sizes > 0, starts, 0))[:, None, None] + chosen],
+        real,
+        there(rng.mix(keys[:, None], "dropout", np.arange(count)[None, :]).view(np.int64)),
+        mark=Gaps() if (taken < count).any() else NoGaps(),
+    )
+
+
+def _epochs(sizes: NDArray[np.int64], work: Steps, pace: rng.Words) -> int:
+    """Return how many epochs are begun at most; one where there is nothing to do."""
+    largest = int(sizes.max(initial=1))
+    per_epoch = np.maximum(-(-sizes // min(work.batch or largest, largest)), 1)
+    return int((-(-counted_steps(work, sizes, pace) // per_epoch)).max(initial=1))
+
+
+def _shuffles(keys: Tensor, size: Tensor, largest: int) -> Tensor:
+    """Return a permutation of range(size) for each key [clients, epochs], as `rng.permutations` has it."""
+    place = torch.arange(largest, device=keys.device)
+    draws = rng.scramble((keys[..., None] ^ place) + rng.GOLDEN) ^ _TOP.min  # the order of unsigned numbers
+    return draws.masked_fill(place >= size, _TOP.max).argsort(stable=True, dim=-1)

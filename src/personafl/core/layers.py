@@ -1,0 +1,121 @@
+"""Layers as training computes them: one call for all stacked clients, and gradients of weights that stay factored.
+
+The gradient of a linear layer's weight is a product, gᵀx, of what came in and the loss's gradient at what came out. A
+plain step W ← W + γ gᵀx is one matrix product onto W then; the gradient itself, as large as the weight, is never
+written. This holds for any network: whoever calls `torch.nn.functional.linear`, as `nn.Linear` does, has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._functorch import _add_batch_dim, _remove_batch_dim, is_batchedtensor, maybe_get_level
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Factored", "Layers", "Stack"]
+
+_WORTH = 2**14  # entries of one client's weight from which a pass over it costs more than a call
+
+
+class Stack(NamedTuple):
+    """The vmap that stacks clients: its level and how many they are."""
+
+    level: int
+    clients: int
+
+    def plain(self, value: Tensor) -> Tensor:
+        """Return [clients, …] of what is one client's under vmap; what clients share is expanded."""
+        return _remove_batch_dim(value, self.level, self.clients, 0)
+
+    def each(self, value: Tensor) -> Tensor:
+        """Return the reverse."""
+        return _add_batch_dim(value, 0, self.level)
+
+    def has(self, value: Tensor) -> bool:
+        """Say whether clients have different values."""
+        return is_batchedtensor(value) and maybe_get_level(value) == self.level
+
+
+class Factored(NamedTuple):
+    """A part of a weight's gradient: ∇W = outputᵀ · input, [(clients,) samples, …] each."""
+
+    output: Tensor
+    input: Tensor
+
+    def onto(self, weight: Tensor, factor: float | Tensor, *, owned: bool) -> Tensor:
+        """Return weight + factor · ∇W, in the weight's place if it is `owned`; a factor per client is [clients]."""
+        output = self.output
+        if isinstance(factor, Tensor):
+            output, factor = output * factor.to(output.dtype).reshape(-1, *[1] * (output.ndim - 1)), 1.0
+        add = torch.baddbmm if weight.ndim == 3 else torch.addmm
+        return add(weight, output.mT, self.input, alpha=factor, out=weight if owned else None)
+
+
+class Layers(TorchFunctionMode):
+    """While it is entered, linear layers are computed here, for stacked clients or (stack None) for one.
+
+    `kept` gets the factored gradients of weights among `weights`, by name; autograd is not given these.
+    """
+
+    def __init__(self, stack: Stack | None, weights: Mapping[str, Tensor], *, factored: bool) -> None:
+        super().__init__()
+        self._stack = stack
+        self._names = {id(weight): name for name, weight in weights.items()} if factored else {}
+        self.kept: dict[str, list[Factored]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Compute linear layers; leave the rest to torch."""
+        if func is functional.linear and not kwargs:
+            return self._linear(*args)
+        return func(*args, **(kwargs or {}))
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        stack, name = self._stack, self._names.get(id(weight))
+        keep = None if name is None else self.kept.setdefault(name, []).append
+        if stack is None:
+            if keep is None or weight.numel() < _WORTH:
+                return functional.linear(x, weight, bias)
+            flat: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias, keep)  # type: ignore[no-untyped-call]
+            return flat.reshape(*x.shape[:-1], len(weight))
+        if not (stack.has(x) and stack.has(weight)):
+            return functional.linear(x, weight, bias)
+        shape = x.shape[:-1]
+        x, weight = stack.plain(x).flatten(1, -2), stack.plain(weight)
+        bias = None if bias is None else stack.plain(bias)
+        with temporarily_clear_interpreter_stack():
+            result: Tensor = _Linear.apply(x, weight, bias, keep)  # type: ignore[no-untyped-call]
+            result = result.reshape(stack.clients, *shape, weight.shape[1])
+        return stack.each(result)
+
+
+class _Linear(torch.autograd.Function):
+    """x Wᵀ + b: x [(clients,) samples, in], weight [(clients,) out, in], bias [(clients,) out]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.keep = keep
+        if bias is None:
+            return x @ weight.mT
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT) if x.ndim == 3 else torch.addmm(bias, x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        at_x, at_weight, at_bias, _ = ctx.needs_input_grad
+        if at_weight and ctx.keep is not None:
+            ctx.keep(Factored(gradient, x))
+            at_weight = False
+        return (
+            gradient @ weight if at_x else None,
+            gradient.mT @ x if at_weight else None,
+            gradient.sum(-2) if at_bias else None,
+            None,
+        )
