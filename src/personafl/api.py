@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from personafl.errors import BadInput, Diverged
 from personafl.runs.files import read_json
 from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
-from personafl.runs.rundir import COMPARISON_FILE, RunDirectory, claim_name, refuse_existing
+from personafl.runs.rundir import COMPARISON_FILE, PAGE_FILE, RunDirectory, claim_name, refuse_existing
 from personafl.runs.runner import Listener, prepare, run_job
 from personafl.runs.values import read_toml
 
@@ -69,13 +70,28 @@ def run(
     resume: bool = False,
     listener: Listener | None = None,
 ) -> Result:
-    """Run one method and return its result.
+    """Run one method and return its result; its directory then has a page of it, report.html.
 
     `data`, `model` and `algorithm` replace what the recipe names. The run directory is `out`, or a new one under runs/.
     With resume=True an existing `out` is continued; give the same objects again, for they are not in the directory.
     """
     recipe = as_recipe(recipe).anchored()
     path = Path(out) if out is not None else claim_name(Path("runs"), recipe.name)
+    result = _run(recipe, path, data=data, model=model, algorithm=algorithm, resume=resume, listener=listener)
+    _write_page(path)
+    return result
+
+
+def _run(
+    recipe: Recipe,
+    path: Path,
+    *,
+    data: FederatedData | None,
+    model: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    resume: bool = True,
+    listener: Listener | None,
+) -> Result:
     again = resume and path.exists()
     if not again:
         refuse_existing(path)
@@ -87,7 +103,7 @@ def run(
         directory = RunDirectory.create(path, job.files())
     if (first := recipe.for_pretraining()) is not None:
         data = data or data_build.load(recipe.data, recipe.seed)
-        run(first, data=data, model=model, out=path / "pretrain", resume=True, listener=listener)
+        _run(first, path / "pretrain", data=data, model=model, listener=listener)
         job = dataclasses.replace(prepare(recipe.started(path / "pretrain"), data, model, algorithm), recipe=recipe)
     return run_job(job, directory, listener)
 
@@ -122,6 +138,8 @@ def resume(path: str | Path, *, listener: Listeners | None = None) -> Result | C
     if (path / COMPARISON_FILE).exists():
         return _run_all(recipe, path, listener, {})
     if (path / "result.json").exists():
+        if not (path / PAGE_FILE).exists():
+            _write_page(path)
         return Result.load(path)
     own = listener(recipe.method.name, recipe.seed) if listener else None
     return run(recipe, out=path, resume=True, listener=own)
@@ -175,17 +193,28 @@ def _run_all(recipe: Recipe, path: Path, listener: Listeners | None, splits: dic
                 one = recipe.for_method(method, seed)
                 if (first := one.for_pretraining()) is not None:
                     one = one.started(_pretrained(first, path, seed, splits[seed], listener))
-                results.append(run(one, data=splits[seed], out=child, resume=True, listener=own))
+                results.append(_run(one.anchored(), child, data=splits[seed], listener=own))
             except Diverged as error:
                 failures.append(f"{child.name}: {error}")
+    _write_page(path)
     return Comparison(path, tuple(results), tuple(failures))
+
+
+def _write_page(path: Path) -> None:
+    """Write the page of what is done; whatever may be wrong with it, the results are there all the same."""
+    from personafl.report.page import write_page
+
+    try:
+        write_page([path])
+    except Exception as error:
+        warnings.warn(f"{path}: the results are saved, but no report was written ({error})", stacklevel=3)
 
 
 def _pretrained(recipe: Recipe, path: Path, seed: int, data: FederatedData, listener: Listeners | None) -> Path:
     """Do stage (a) of a comparison, once for all methods of a seed, and return its directory."""
     out = path / f"pretrain-seed{seed}"
     if not (out / "result.json").exists():
-        run(recipe, data=data, out=out, resume=True, listener=listener("pretrain", seed) if listener else None)
+        _run(recipe.anchored(), out, data=data, listener=listener("pretrain", seed) if listener else None)
     return out
 
 

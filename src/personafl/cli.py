@@ -5,8 +5,11 @@ Exit codes: 0 done, 2 an error with its remedy, 130 stopped by the user; see `pe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -184,6 +187,52 @@ def show(
         err.print(f"{path}: unfinished; {begun}continue with: {resume_command(path)}", soft_wrap=True, markup=False)
     if rows or as_json:
         _report(path, rows, as_json, details)
+
+
+@app.command("report")
+def write_report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs or comparisons.")],
+    out_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE.html", help="Where to; if not given, RUN/report.html, of several report.html."
+        ),
+    ] = None,
+) -> None:
+    """Write one page with all that runs found; several must be of one split."""
+    from personafl.report.page import write_page
+    from personafl.runs.rundir import PAGE_FILE
+
+    out_path = out_path or (Path(PAGE_FILE) if len(paths) > 1 else None)
+    out.print(f"report: {write_page(paths, out_path)}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def watch(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs or comparisons.")],
+    page: Annotated[
+        bool, typer.Option("--page", metavar="", help="Also as a page on this machine (127.0.0.1), until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port of the page; if not given, a free one.")
+    ] = 0,
+) -> None:
+    """Show runs in progress, from another terminal: round, accuracy, speed and time left; then the result."""
+    from personafl.display import result_tables
+    from personafl.report.load import load
+    from personafl.report.serve import served
+    from personafl.report.watch import watch as follow
+
+    load(paths)  # fail before anything is shown
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        if page:
+            out.print(f"page: {stack.enter_context(served(paths, port))} (Ctrl-C ends it)", soft_wrap=True)
+        follow(paths, out)
+        rows = [row for source in load(paths) for run in source.runs for row in run.rows]
+        for part in result_tables(rows, out.width):
+            out.print(part)
+        if page:
+            threading.Event().wait()
 
 
 @app.command()
@@ -415,6 +464,10 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    err.print(Text.assemble(("warning: ", "bold yellow"), str(message)), soft_wrap=True)
+
+
 def _fail(message: str, code: int) -> NoReturn:
     kind = "" if code == Interrupted.exit_code else "error: "
     err.print(Text.assemble((kind, "bold red"), " ".join(message.split())), soft_wrap=True)
@@ -462,7 +515,8 @@ def _displayed(recipe: Any, path: Path, quiet: bool, work: Callable[[Any], Any])
     names = [label(method, seed) for method in recipe.compare.methods for seed in recipe.compare.seeds]
     display = Display(err, quiet)
     try:
-        with display.open(names):
+        with display.open(names), warnings.catch_warnings():
+            warnings.showwarning = _warn
             return work(lambda method, seed: display.listener(label(method, seed)))
     except Interrupted as error:  # it names the run that was on; what to continue is the whole
         when = str(error).partition(";")[0]
@@ -478,6 +532,7 @@ def _report_all(result: Any, as_json: bool) -> None:
 
 def _report(path: Path, rows: list[dict[str, Any]], as_json: bool, details: bool = False) -> None:
     from personafl.display import detail_tables, result_tables
+    from personafl.runs.rundir import PAGE_FILE
 
     if as_json:
         print(json.dumps({"run": str(path), "rows": rows}, allow_nan=False))
@@ -485,6 +540,8 @@ def _report(path: Path, rows: list[dict[str, Any]], as_json: bool, details: bool
     for part in detail_tables(rows) if details else result_tables(rows, out.width):
         out.print(part)
     out.print(f"run directory: {path}", soft_wrap=True, markup=False)
+    if (path / PAGE_FILE).exists():
+        out.print(f"report: {path / PAGE_FILE}", soft_wrap=True, markup=False)
 
 
 def _listing(entries: list[dict[str, Any]], as_json: bool) -> None:

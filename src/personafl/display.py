@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from personafl.core.algorithm import Problem
+from personafl.report.table import MODELS, amount, groups, heading, legend, lines, mean, percent, titles
 from personafl.runs.export import Exported, ExportedModel
 from personafl.runs.fit import Candidate, Fit
 from personafl.runs.memory import Memory
@@ -26,7 +27,6 @@ from personafl.runs.runner import Listener, Note, Progress, Tuning
 __all__ = ["Display", "detail_tables", "export_tables", "fit_tables", "model_tables", "result_tables"]
 
 Row = dict[str, Any]
-MODELS = ("global", "personal", "tuned", "chosen")
 SECONDS_BETWEEN_LINES = 5.0
 _TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits")  # titles of columns that are no numbers
 
@@ -143,7 +143,7 @@ def facts(progress: Progress) -> str:
 
 def finished(progress: Progress) -> str:
     """Rounds, loss, speed and time of a run that is over; its accuracy is in the table."""
-    return f"{progress.rounds} rounds, loss {_loss(progress)}, {_speed(progress)}, {_amount(progress.seconds)} s"
+    return f"{progress.rounds} rounds, loss {_loss(progress)}, {_speed(progress)}, {amount(progress.seconds)} s"
 
 
 def _loss(progress: Progress) -> str:
@@ -156,18 +156,18 @@ def _speed(progress: Progress) -> str:
 
 def result_tables(rows: Sequence[Row], width: int, split: str = "test") -> Iterator[RenderableType]:
     """Yield a table per group of clients, methods × models with mean ± std over seeds, that fits `width`; a legend."""
-    for clients, part in _groups(rows, split):
-        yield _title(part, clients, split)
+    for clients, part in groups(rows, split):
+        yield Text(heading(part, clients, split), style="bold")
         yield _fitting(part, width)
         yield ""
     if rows:
-        yield Text(_legend(rows), style="dim")
+        yield Text("\n".join(f"{column}: {words}" for column, words in legend(rows)), style="dim")
 
 
 def detail_tables(rows: Sequence[Row], split: str = "test") -> Iterator[RenderableType]:
     """Yield a table per group of clients with a line for every method × model: what the short table leaves out."""
-    for clients, part in _groups(rows, split):
-        yield _title(part, clients, split)
+    for clients, part in groups(rows, split):
+        yield Text(heading(part, clients, split), style="bold")
         yield _details(part)
         yield ""
     if rows:
@@ -242,13 +242,13 @@ def _export_line(models: Sequence[ExportedModel], form: str, timed: bool) -> Ite
     yield f"{statistics.mean(getattr(model, f'multiply_adds{suffix}') for model in models):,.0f}"
     if timed:
         spent = first.latency
-        yield "–" if spent is None else _amount(spent.dense_ms if suffix else spent.exported_ms)
+        yield "–" if spent is None else amount(spent.dense_ms if suffix else spent.exported_ms)
 
 
 def _export_size(models: Sequence[ExportedModel], key: str) -> tuple[str, str]:
     """Return the mean size of files in kB, and its share of what they would take in single precision."""
     size, whole = (statistics.mean(getattr(model, name) for model in models) for name in (key, "bytes_fp32"))
-    return _amount(size / 1e3), f"{100 * size / whole:.1f}"
+    return amount(size / 1e3), f"{100 * size / whole:.1f}"
 
 
 def fit_tables(found: Fit) -> Iterator[RenderableType]:
@@ -273,25 +273,12 @@ def _fit_line(candidate: Candidate, found: Fit) -> Iterator[str]:
     yield f"{candidate.parameters:,}"
     yield "full" if candidate.bits is None else str(candidate.bits)
     yield f"{candidate.bytes:,}"
-    yield _amount(100 * candidate.bytes / found.limits.bytes)
+    yield amount(100 * candidate.bytes / found.limits.bytes)
     if found.limits.memory is not None:
         known = candidate.memory
         yield "–" if known is None else f"{known:,}"
-        yield "–" if known is None else _amount(100 * known / found.limits.memory)
+        yield "–" if known is None else amount(100 * known / found.limits.memory)
     yield "chosen" if candidate is found.chosen else "yes" if candidate.fits(found.limits) else "no"
-
-
-def _groups(rows: Sequence[Row], split: str) -> Iterator[tuple[str, list[Row]]]:
-    for clients in ("seen", "unseen"):
-        part = [row for row in rows if row["clients"] == clients and row["split"] == split]
-        if part:
-            yield clients, part
-
-
-def _title(rows: Sequence[Row], clients: str, split: str) -> Text:
-    seeds = sorted({row["seed"] for row in rows})
-    several = f"mean ± std over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return Text(f"Accuracy in % · {rows[0]['count']} {clients} clients · {split} data · {several}", style="bold")
 
 
 def _fitting(rows: Sequence[Row], width: int) -> Table:
@@ -313,34 +300,9 @@ def _empty_table(padding: int, *titles: str) -> Table:
 
 
 def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
-    models = [m for m in MODELS if any(row["model"] == m for row in rows)]
-    personal = any(row["share_hurt"] is not None for row in rows)
-    chosen = "chosen" in models
-    timed = any("time" in row for row in rows)
-    hurt_title = (("hurt", "hurt\nafter") if chosen else ("hurt",)) if personal else ()
-    time_title = ("virtual\ntime",) if timed else ()
-    table = _empty_table(
-        padding, "method", *models, "worst\n10%", *hurt_title, "MB\nup", "MB\ndown", *time_title, "sec"
-    )
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    own = {(name, m): [r for r in rows if r["method"] == name and r["model"] == m] for name in methods for m in models}
-    top = {m: max(_mean(own[name, m], "accuracy", -1.0) for name in methods) for m in models}
-    for name in methods:
-        best = own.get((name, "tuned")) or own.get((name, "personal")) or own[name, "global"]
-        table.add_row(
-            name,
-            *(
-                Text(_percent(part, "accuracy", joint), "bold" if _mean(part, "accuracy", -2.0) == top[m] else "")
-                for m in models
-                for part in [own[name, m]]
-            ),
-            _percent(best, "worst_decile", joint),
-            *([_percent(best, "share_hurt", joint)] if personal else []),
-            *([_percent(own[name, "chosen"], "share_hurt", joint)] if personal and chosen else []),
-            *(_amount(_mean(best, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
-            *([_amount(_mean(best, "time", 0.0)) if "time" in best[0] else "–"] if timed else []),
-            _amount(_mean(best, "seconds", 0.0)),
-        )
+    table = _empty_table(padding, *titles(rows))
+    for line in lines(rows, joint):
+        table.add_row(*(Text(cell, "bold" if at in line.best else "") for at, cell in enumerate(line.cells)))
     return table
 
 
@@ -354,54 +316,15 @@ def _details(rows: Sequence[Row]) -> Table:
     for name, model in sorted(pairs, key=lambda pair: names.index(pair[0])):
         part = [row for row in rows if (row["method"], row["model"]) == (name, model)]
         medians = [{"median": row["quantiles"]["0.50"]} for row in part]
-        low, high = _percent(part, "share_hurt_low"), _percent(part, "share_hurt_high")
+        low, high = percent(part, "share_hurt_low"), percent(part, "share_hurt_high")
         table.add_row(
             name,
             model,
-            *(_percent(part, key) for key in ("accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")),
-            _percent(medians, "median"),
-            _percent(part, "share_hurt"),
+            *(percent(part, key) for key in ("accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")),
+            percent(medians, "median"),
+            percent(part, "share_hurt"),
             "–" if low == "–" else f"{low}–{high}",
-            _percent(part, "hurt_mean_loss"),
-            f"{_mean(part, 'parameters', 0.0):,.0f}",
+            percent(part, "hurt_mean_loss"),
+            f"{mean(part, 'parameters', 0.0):,.0f}",
         )
     return table
-
-
-def _legend(rows: Sequence[Row]) -> str:
-    models = {row["model"] for row in rows}
-    timed = any("time" in row for row in rows)
-    whose = "the model that all clients of a server share" if timed else "the model all clients share"
-    lines = [f"global: {whose}"] if "global" in models else []
-    if "personal" in models:
-        lines.append("personal: the client's own model")
-    if "tuned" in models:
-        lines.append("tuned: the client's own model after fine-tuning")
-    if "chosen" in models:
-        lines.append("chosen: global, personal or between, by the validation data of the client and of all clients")
-    about = " (with the last personal model, if any)" if {"global", "personal"} <= models else ""
-    lines.append(f"worst 10%: mean accuracy of the worst decile of clients{about}")
-    if any(row["share_hurt"] is not None for row in rows):
-        after = "; after: with the chosen model" if "chosen" in models else ""
-        lines.append(f"hurt: % of clients whose personal model is worse than the global one{after}")
-    if timed:
-        lines.append("virtual time: when the last round ended, by the recipe's latencies")
-    return "\n".join(lines)
-
-
-def _mean(rows: Sequence[Row], key: str, otherwise: float) -> float:
-    return statistics.mean(row[key] for row in rows) if rows else otherwise
-
-
-def _percent(rows: Sequence[Row], key: str, joint: str | None = None) -> str:
-    """Return the mean in %; with a joint also the standard deviation over seeds."""
-    values = [100 * row[key] for row in rows if row[key] is not None]
-    if not values:
-        return "–"
-    spread = f"{joint}{statistics.stdev(values):.1f}" if joint and len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
-
-
-def _amount(value: float) -> str:
-    """Return three digits or so."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -337,3 +337,16 @@ def test_a_form_of_another_shape_is_refused() -> None:
     bomb = Sparse(torch.zeros(0, dtype=torch.int32), torch.zeros(0), torch.tensor([10**6, 10**6], dtype=torch.int32))
     with pytest.raises(BadInput, match=r"w should have shape \[2, 2\]"):
         wire.decode(wire.encode({"w": bomb}), {"w": torch.zeros(2, 2)})
+
+
+def test_centers_and_density_of_compact_forms() -> None:
+    """Of 4 + 6 + 2 entries 2 + 6 + 1 are not 0: a sparse one has 2 of 4, the quantized one none that is 0."""
+    codes = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    message = {
+        "sparse": Sparse.of(torch.tensor([0.0, 3.0, 0.0, -1.0])),
+        "quantized": Quantized.of(codes, torch.tensor([2.0, -1.0, 0.5])),
+        "plain": torch.tensor([0.0, 7.0]),
+    }
+    assert wire.density(message) == 9 / 12
+    assert wire.density({}) == 0
+    assert wire.centers(message) == {"quantized": [-1.0, 0.5, 2.0]}

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from personafl.data import DataConfig, FederatedData, describe, federate, picture
+from personafl.data.describe import sketch
 from personafl.data.sources.dataset import checked
 from personafl.errors import StorageFailed
 
@@ -61,6 +62,19 @@ def test_picture_is_well_formed_and_complete(tmp_path: Path, clients: int, class
     assert "href" not in text
     if clients > 120:
         assert "120 of 300 clients" in text
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(12, 5), (300, 130)])
+def test_sketch_has_the_shares_of_the_clients_it_names(clients: int, classes: int) -> None:
+    data = toy(clients, classes)
+    found = sketch(data)
+    share = np.array(found["share"])
+    counts = data.counts()[found["client"]]
+    joined = -(-classes // 50)
+    wanted = np.add.reduceat(counts, np.arange(0, classes, joined), axis=1) / counts.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(share, wanted, atol=6e-5)
+    assert share.shape == (min(clients, 60), len(found["labels"]))
+    assert found["names"] == [data.client_names[client] for client in found["client"]]
 
 
 def test_picture_that_cannot_be_written(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_chart_that_cannot_be_made(tmp_path: Path) -> None:
         chart(Series(label="s", x=[0, 1], y=[1, 2]), log_x=True).svg()
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=60), min_size=1, max_size=12))
+@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), min_size=1, max_size=12))
 def test_entries_of_the_legend_do_not_overlap_each_other_or_the_plot(labels: list[str]) -> None:
     root = drawn(chart(*(Series(label=label, x=[0, 1], y=[0, 1]) for label in labels)))
     texts = of_class(root, "legend")

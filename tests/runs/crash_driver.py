@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import personafl.data.build
+import personafl.report.page  # for the children, which are forked
 from personafl import api, cli
 from personafl.runs import runner
 from personafl.runs.rundir import RunDirectory

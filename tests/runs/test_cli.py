@@ -145,7 +145,7 @@ def test_tables_of_run_and_show(main: Main) -> None:
     assert "2 rounds, loss" in main.err  # type: ignore[attr-defined]
     for word in ("4 seen clients", "2 unseen clients", "test data", "seed 0", "global", "personal", "chosen", "hurt"):
         assert word in text
-    assert text.endswith("run directory: runs/run-001\n")
+    assert text.endswith("run directory: runs/run-001\nreport: runs/run-001/report.html\n")
     assert main("show", "runs/run-001") == text
     assert "weigh-" in main("show", "runs/run-001", "--details")
     quiet = main("run", *QUICK, "--quiet")

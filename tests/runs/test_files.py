@@ -139,7 +139,7 @@ def test_every_write_of_a_run_may_fail(
             try:
                 api.run(RECIPE, out=path)
                 break
-            except StorageFailed as error:
+            except (StorageFailed, UserWarning) as error:  # a warning if only the report is missing
                 message = str(error)
         failed += 1
         assert str(path.parent) in message

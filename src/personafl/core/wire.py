@@ -27,11 +27,13 @@ __all__ = [
     "Masked",
     "Quantized",
     "Sparse",
+    "centers",
     "compact",
     "decode",
     "decode_named",
     "dense",
     "dense_each",
+    "density",
     "encode",
     "is_form",
     "kept",
@@ -269,6 +271,22 @@ def ranks(message: Tree) -> dict[str, int]:
     """Return the rank of every weight that travels as factors, by its path."""
     entries = pytree.tree_leaves_with_path(message, is_leaf=is_form)
     return {tree.path_name(path): leaf.u.shape[1] for path, leaf in entries if isinstance(leaf, Factored)}
+
+
+def centers(message: Tree) -> dict[str, list[float]]:
+    """Return the centers of every quantized weight, in ascending order, by its path."""
+    entries = pytree.tree_leaves_with_path(message, is_leaf=is_form)
+    return {
+        tree.path_name(path): leaf.centers.sort().values.tolist()
+        for path, leaf in entries
+        if isinstance(leaf, Quantized)
+    }
+
+
+def density(message: Tree) -> float:
+    """Return the share of all entries of the weights that are not 0."""
+    leaves = tree.leaves(dense(message))
+    return sum(int(leaf.count_nonzero()) for leaf in leaves) / max(1, sum(leaf.numel() for leaf in leaves))
 
 
 def _named(message: Tree) -> dict[str, Tensor]:

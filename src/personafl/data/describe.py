@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,13 @@ from rich.text import Text
 from personafl.data.federated import FederatedData
 from personafl.errors import StorageFailed
 
-__all__ = ["describe", "picture"]
+__all__ = ["describe", "picture", "sketch"]
 
 Reals = NDArray[np.float64]
 SHADES = " ░▒▓█"
 TERMINAL_ROWS = 30
 PICTURE_ROWS = 120
+SKETCH_ROWS, SKETCH_COLUMNS = 60, 50
 # One hue from white to dark blue, falling evenly in lightness: readable without colour vision.
 STOPS = np.array([[247, 248, 250], [190, 205, 228], [116, 148, 196], [49, 90, 148], [10, 36, 82]], dtype=np.float64)
 
@@ -67,6 +69,18 @@ def picture(data: FederatedData, path: Path) -> None:
         path.write_text(_svg(data), encoding="utf-8")
     except OSError as error:
         raise StorageFailed(f"{path}: cannot write the picture ({error.strerror}); choose another path") from None
+
+
+def sketch(data: FederatedData) -> dict[str, Any]:
+    """Return what a small picture of clients × classes needs, as plain values: the picture outlives the data."""
+    shares = _shares(data, SKETCH_ROWS, SKETCH_COLUMNS)
+    return {
+        "caption": _caption(data, shares),
+        "client": shares.client.tolist(),
+        "names": [_short(data.client_names[client], 40) for client in shares.client],
+        "labels": [_short(name, 40) for name in data.label_names[:: shares.per_column]],
+        "share": shares.share.round(4).tolist(),
+    }
 
 
 def _summary(data: FederatedData) -> Table:

@@ -132,7 +132,7 @@ class FederatedData:
     def counts(self, split: Split = "train") -> NDArray[np.int64]:
         """Count labels per client, [clients, classes]; for sequences each scored token counts."""
         rows = self.rows(split)
-        label = self.y.numpy()[rows.flat]
+        label = self.y.cpu().numpy()[rows.flat]
         owner = rows.owner
         if label.ndim == 2:
             scored = label >= 0

@@ -1,23 +1,23 @@
-"""Line and scatter charts as self-contained SVG files, with the look of the other pictures."""
+"""Line and scatter charts as self-contained SVG files, with the look of the other pictures, or as part of a page.
+
+On a page the style sheet colours what has a class, so that dark mode and print need no other chart.
+"""
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 
 from personafl.errors import StorageFailed
+from personafl.report.svg import COLOURS, opened, safe, wide
 from personafl.report.ticks import Axis, linear_axis, log_axis
 
 __all__ = ["Chart", "Series", "write_chart"]
 
-WIDTH, PLOT_HEIGHT, MARGIN = 720.0, 320.0, 24.0
-# Told apart without colour vision by lightness, and by the shape of the marker.
-COLOURS = ("#315a94", "#d9822b", "#2a8c6a", "#a3367a", "#0a2452", "#7494c4", "#8a5a14", "#6b7280")
+MARGIN = 24.0
 SHAPES = ("circle", "square", "triangle", "diamond", "ring")
 SWATCH, GAP, ROW = 30.0, 18.0, 20.0  # of the legend
 
@@ -26,13 +26,17 @@ SWATCH, GAP, ROW = 30.0, 18.0, 20.0  # of the legend
 class Series:
     """Points with a name, in the order in which a line joins them; those that are not finite are left out."""
 
-    label: str
+    label: str  # in the legend; empty: not there
     x: Sequence[float]
     y: Sequence[float]
     error: Sequence[float] | None = None  # half the length of each error bar
+    band: bool = False  # a band along the line in place of error bars
     line: bool = True
     dashed: bool = False
     markers: bool = True
+    notes: Sequence[str] | None = None  # on each point; None: its numbers
+    areas: Sequence[float] | None = None  # of each point's marker; None: 1
+    style: int | None = None  # which colour and shape; None: by its place among the series
 
     @property
     def points(self) -> list[tuple[float, float, float]]:
@@ -51,27 +55,33 @@ class Chart:
     y_title: str
     series: Sequence[Series]
     log_x: bool = False
-
-    @property
-    def head(self) -> float:
-        """The height of the titles in pixels."""
-        return 64.0 if self.subtitle else 46.0
+    also: Sequence[tuple[float, float]] = ()  # points that the axes reach to, as those of the charts beside it
 
     def svg(self) -> str:
         """Return the chart as the text of an SVG file."""
-        frame = _framed(self)
-        width, height = WIDTH, frame.bottom + 62
-        parts = [f'<text x="{MARGIN:g}" y="52" fill="#555">{_safe(self.subtitle)}</text>'] if self.subtitle else []
-        parts += [*_axes(self, frame), *_legend(self), *_curves(self, frame)]
+        layout = _Layout(width=720.0, plot=320.0, head=64.0 if self.subtitle else 46.0)
+        frame = _framed(self, layout)
+        width, height = layout.width, frame.bottom + 62
+        parts = [f'<text x="{MARGIN:g}" y="52" fill="#555">{safe(self.subtitle)}</text>'] if self.subtitle else []
+        parts += self._drawn(layout, frame)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
             f'height="{height:.0f}" role="img" font-family="system-ui, sans-serif" font-size="11" fill="#333">\n'
-            f"<title>{_safe(self.title)}</title>\n"
+            f"<title>{safe(self.title)}</title>\n"
             f'<rect width="100%" height="100%" fill="#fff"/>\n'
-            f'<text x="{MARGIN:g}" y="32" font-size="18" font-weight="600" fill="#111">{_safe(self.title)}</text>\n'
+            f'<text x="{MARGIN:g}" y="32" font-size="18" font-weight="600" fill="#111">{safe(self.title)}</text>\n'
             + "\n".join(parts)
             + "\n</svg>\n"
         )
+
+    def inline(self, width: float, plot: float, about: str) -> str:
+        """Return the chart as part of a page, which has its titles; `about` says what it shows to who cannot see it."""
+        layout = _Layout(width=width, plot=plot, head=0.0, margin=2.0, most=8 if width >= 600 else 5, font=12.0)
+        frame = _framed(self, layout)
+        return opened(width, frame.bottom + 46, about) + "".join(self._drawn(layout, frame)) + "</svg>"
+
+    def _drawn(self, layout: _Layout, frame: _Frame) -> list[str]:
+        return [*_axes(self, layout, frame), *_legend(self, layout), *_curves(self, frame)]
 
 
 def write_chart(chart: Chart, path: Path) -> None:
@@ -80,6 +90,22 @@ def write_chart(chart: Chart, path: Path) -> None:
         path.write_text(chart.svg(), encoding="utf-8")
     except OSError as error:
         raise StorageFailed(f"{path}: cannot write the chart ({error.strerror}); choose another path") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """How much room there is, in pixels."""
+
+    width: float
+    plot: float  # the plot's height
+    head: float  # the titles' height
+    margin: float = MARGIN
+    most: int = 8  # values marked on the x-axis
+    font: float = 11.0
+
+    def wide(self, words: str) -> float:
+        """Return the width of a text."""
+        return wide(words) * self.font / 11.0
 
 
 @dataclass(frozen=True)
@@ -99,71 +125,98 @@ class _Frame:
         return self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top)
 
 
-def _framed(chart: Chart) -> _Frame:
+def _framed(chart: Chart, layout: _Layout) -> _Frame:
     points = [point for series in chart.series for point in series.points]
     if not points:
         raise ValueError("a chart needs a point")
-    across = [x for x, _, _ in points]
+    across = [x for x, _, _ in points] + [x for x, _ in chart.also]
     if chart.log_x and min(across) <= 0:
         raise ValueError(f"x = {min(across):g} cannot be shown on a logarithmic axis")
-    x = log_axis(across) if chart.log_x else linear_axis(across)
-    y = linear_axis([end for _, y, e in points for end in (y - e, y + e)])
-    left = MARGIN + max(map(_wide, y.labels)) + 8
-    top = chart.head + ROW * (1 + max(row for _, _, row in _entries(chart))) + 34
-    return _Frame(left, WIDTH - MARGIN - 8, top, top + PLOT_HEIGHT, x, y)
+    x = log_axis(across, layout.most) if chart.log_x else linear_axis(across, layout.most)
+    y = linear_axis([end for _, y, e in points for end in (y - e, y + e)] + [y for _, y in chart.also])
+    left = layout.margin + max(map(layout.wide, y.labels)) + 8
+    rows = max((row + 1 for _, _, row in _entries(chart, layout)), default=0)
+    top = layout.head + ROW * rows + (34 if rows else 22)
+    return _Frame(
+        left, layout.width - max(layout.margin, layout.wide(x.labels[-1]) / 2) - 8, top, top + layout.plot, x, y
+    )
 
 
-def _axes(chart: Chart, frame: _Frame) -> Iterator[str]:
+def _axes(chart: Chart, layout: _Layout, frame: _Frame) -> Iterator[str]:
     bottom, left, right = frame.bottom, frame.left, frame.right
     for value, label in zip(frame.y.ticks, frame.y.labels, strict=True):
         y = frame.at(frame.x.low, value)[1]
-        yield f'<path d="M{left:.1f} {y:.1f}H{right:.1f}" stroke="#e4e7eb"/>'
+        yield f'<path class="grid" d="M{left:.1f} {y:.1f}H{right:.1f}" stroke="#e4e7eb"/>'
         yield f'<text class="y-tick" x="{left - 8:.1f}" y="{y + 3.5:.1f}" text-anchor="end">{label}</text>'
     for value, label in zip(frame.x.ticks, frame.x.labels, strict=True):
         x = frame.at(value, frame.y.low)[0]
-        yield f'<path d="M{x:.1f} {bottom:.1f}v5" stroke="#8a8f98"/>'
+        yield f'<path class="axis" d="M{x:.1f} {bottom:.1f}v5" stroke="#8a8f98"/>'
         yield f'<text class="x-tick" x="{x:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{label}</text>'
-    yield f'<path d="M{left:.1f} {bottom:.1f}H{right:.1f}" stroke="#8a8f98"/>'
-    yield f'<text x="{MARGIN:g}" y="{frame.top - 14:.1f}" font-weight="600">{_safe(chart.y_title)}</text>'
+    yield f'<path class="axis" d="M{left:.1f} {bottom:.1f}H{right:.1f}" stroke="#8a8f98"/>'
+    yield f'<text x="{layout.margin:g}" y="{frame.top - 14:.1f}" font-weight="600">{safe(chart.y_title)}</text>'
     middle = (left + right) / 2
-    title = _safe(chart.x_title)
+    title = safe(chart.x_title)
     yield f'<text x="{middle:.1f}" y="{bottom + 42:.1f}" text-anchor="middle" font-weight="600">{title}</text>'
 
 
-def _legend(chart: Chart) -> Iterator[str]:
+def _legend(chart: Chart, layout: _Layout) -> Iterator[str]:
     """Draw what is what in rows above the plot, where there are no data."""
-    for number, (series, (left, _, row)) in enumerate(zip(chart.series, _entries(chart), strict=True)):
-        y = chart.head + 10 + ROW * row
-        swatch = [(left, y), (left + SWATCH - 8, y)]
-        yield from _line(series, number, swatch)
+    named = [(number, series) for number, series in _numbered(chart) if series.label]
+    for (number, series), (left, _, row) in zip(named, _entries(chart, layout), strict=True):
+        y = layout.head + 10 + ROW * row
+        yield f'<g class="key" data-series="{number}">'
+        yield from _line(series, number, [(left, y), (left + SWATCH - 8, y)])
         if series.markers:
             yield _marker(number, left + (SWATCH - 8) / 2, y)
-        yield f'<text class="legend" x="{left + SWATCH:.1f}" y="{y + 3.5:.1f}">{_safe(series.label)}</text>'
+        yield f'<text class="legend" x="{left + SWATCH:.1f}" y="{y + 3.5:.1f}">{safe(series.label)}</text></g>'
 
 
-def _entries(chart: Chart) -> list[tuple[float, float, int]]:
+def _numbered(chart: Chart) -> Iterator[tuple[int, Series]]:
+    for place, series in enumerate(chart.series):
+        yield place if series.style is None else series.style, series
+
+
+def _entries(chart: Chart, layout: _Layout) -> list[tuple[float, float, int]]:
     """Return where each entry of the legend begins and ends, and its row; one that does not fit begins a new row."""
-    entries, left, row = [], MARGIN, 0
-    for series in chart.series:
-        right = left + SWATCH + _wide(series.label)
-        if right > WIDTH - MARGIN and left > MARGIN:
-            left, right, row = MARGIN, MARGIN + right - left, row + 1
+    entries, left, row = [], layout.margin, 0
+    for label in (series.label for series in chart.series if series.label):
+        right = left + SWATCH + layout.wide(label)
+        if right > layout.width - layout.margin and left > layout.margin:
+            left, right, row = layout.margin, layout.margin + right - left, row + 1
         entries.append((left, right, row))
         left = right + GAP
     return entries
 
 
 def _curves(chart: Chart, frame: _Frame) -> Iterator[str]:
-    for number, series in enumerate(chart.series):
+    for number, series in _numbered(chart):
         pixels = [frame.at(x, y) for x, y, _ in series.points]
-        yield '<g class="series">'
-        yield from _bars(series, number, frame)
+        yield f'<g class="series" data-series="{number}">'
+        yield from _band(series, number, frame) if series.band else _bars(series, number, frame)
         yield from _line(series, number, pixels)
         if series.markers:
-            for (x, y, error), (across, down) in zip(series.points, pixels, strict=True):
+            points = zip(series.points, pixels, _details(series), strict=True)
+            for (x, y, error), (across, down), (note, area) in points:
                 spread = f" ± {error:.3g}" if series.error else ""
-                yield _marker(number, across, down, f"{series.label}: {x:g}, {y:.4g}{spread}")
+                yield _marker(number, across, down, note or f"{series.label}: {x:,.4g}, {y:.4g}{spread}", area)
         yield "</g>"
+
+
+def _details(series: Series) -> Iterator[tuple[str, float]]:
+    """Yield what is to be said of each point that is drawn, nothing for its numbers, and the area of its marker."""
+    count = len(series.x)
+    rows = zip(series.x, series.y, series.notes or [""] * count, series.areas or [1.0] * count, strict=True)
+    yield from ((note, area) for x, y, note, area in rows if math.isfinite(x) and math.isfinite(y))
+
+
+def _band(series: Series, number: int, frame: _Frame) -> Iterator[str]:
+    """Draw the error as an area around the line."""
+    points = series.points
+    if series.error is None or not any(pairwise(points)):
+        return
+    edge = [frame.at(x, y + e) for x, y, e in points] + [frame.at(x, y - e) for x, y, e in reversed(points)]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in edge) + "z"
+    yield f'<path class="band" d="{path}" fill="{_colour(number)}" fill-opacity="0.14"/>'
 
 
 def _bars(series: Series, number: int, frame: _Frame) -> Iterator[str]:
@@ -182,31 +235,23 @@ def _line(series: Series, number: int, pixels: list[tuple[float, float]]) -> Ite
         yield f'<path class="line" d="{path}" {style} fill="none"/>'
 
 
-def _marker(number: int, x: float, y: float, note: str = "") -> str:
-    shape = SHAPES[number % len(SHAPES)]
+def _marker(number: int, x: float, y: float, note: str = "", area: float = 1.0) -> str:
+    shape, size = SHAPES[number % len(SHAPES)], math.sqrt(area)
     # All shapes cover about the same area.
+    r, half, side, tip = (length * size for length in (3.6, 3.2, 4.3, 4.6))
+    round_ = f"M{x - r:.1f} {y:.1f}a{r:.1f} {r:.1f} 0 1 0 {2 * r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-2 * r:.1f} 0z"
     outline = {
-        "circle": f"M{x - 3.6:.1f} {y:.1f}a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
-        "ring": f"M{x - 3.6:.1f} {y:.1f}a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
-        "square": f"M{x - 3.2:.1f} {y - 3.2:.1f}h6.4v6.4h-6.4z",
-        "triangle": f"M{x:.1f} {y - 4.6:.1f}l4.3 7.6h-8.6z",
-        "diamond": f"M{x:.1f} {y - 4.6:.1f}l4.6 4.6l-4.6 4.6l-4.6 -4.6z",
+        "circle": round_,
+        "ring": round_,
+        "square": f"M{x - half:.1f} {y - half:.1f}h{2 * half:.1f}v{2 * half:.1f}h{-2 * half:.1f}z",
+        "triangle": f"M{x:.1f} {y - tip:.1f}l{side:.1f} {7.6 * size:.1f}h{-2 * side:.1f}z",
+        "diamond": f"M{x:.1f} {y - tip:.1f}l{tip:.1f} {tip:.1f}l{-tip:.1f} {tip:.1f}l{-tip:.1f} {-tip:.1f}z",
     }[shape]
     fill, edge = (_colour(number), "#fff") if shape != "ring" else ("#fff", _colour(number))
-    title = f"<title>{_safe(note)}</title>" if note else ""
+    title = f"<title>{safe(note)}</title>" if note else ""
     where = f'data-x="{x:.2f}" data-y="{y:.2f}"'
     return f'<path class="marker" {where} d="{outline}" fill="{fill}" stroke="{edge}">{title}</path>'
 
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
-
-
-def _safe(text: str) -> str:
-    """Escape what XML would read, and replace what it may not hold."""
-    return escape("".join(character if character.isprintable() else "?" for character in text))
-
-
-def _wide(text: str) -> float:
-    """Return the width of a text in pixels, rather too much than too little: there is no font to measure it by."""
-    return sum(12.0 if unicodedata.east_asian_width(c) in "WF" else 6.6 for c in text)

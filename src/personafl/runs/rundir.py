@@ -6,7 +6,7 @@
     metrics.jsonl     a line per round and per scoring
     checkpoint.json   the last committed round; names the files below
     server-N.safetensors, states/…, tuned/…   see `store`
-    global.safetensors, result.json, clients.csv   at the end
+    global.safetensors, result.json, clients.csv, report.html   at the end
 
 A checkpoint is committed by replacing checkpoint.json; whatever else a crash leaves behind is cut off or removed when
 the run is opened again.
@@ -29,9 +29,18 @@ from typing import Any
 from personafl.errors import BadInput
 from personafl.runs.files import append, atomic_write, cut, read_json, storage, sync, write_json
 
-__all__ = ["COMPARISON_FILE", "Checkpoint", "RunDirectory", "claim_name", "refuse_existing", "resume_command"]
+__all__ = [
+    "COMPARISON_FILE",
+    "PAGE_FILE",
+    "Checkpoint",
+    "RunDirectory",
+    "claim_name",
+    "refuse_existing",
+    "resume_command",
+]
 
 COMPARISON_FILE = "comparison.toml"  # of a directory that has the runs of a comparison
+PAGE_FILE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -126,9 +135,15 @@ class RunDirectory:
         return append(self.path / "metrics.jsonl", lines.encode(), durable)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return all recorded metrics."""
+        """Return all recorded metrics; of a run in progress the last line may be half written, and is left out."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        try:
+            whole, _, _ = path.read_text().rpartition("\n")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path}: cannot be read ({error})") from error
+        return [_entry(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
 
     def _server_file(self, rounds: int) -> Path:
         return self.path / f"server-{rounds:06d}.safetensors"
@@ -138,6 +153,16 @@ class RunDirectory:
             for path in self.path.glob("server-*.safetensors"):
                 if path != self._server_file(rounds):
                     path.unlink()
+
+
+def _entry(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or not {"event", "number"} <= entry.keys():
+        raise BadInput(f"{path}: line {number} is not a metric; the file was changed or damaged")
+    return entry
 
 
 def refuse_existing(path: Path) -> None:

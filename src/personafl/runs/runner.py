@@ -26,6 +26,7 @@ from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.losses import TASKS
 from personafl.core.tree import Params
+from personafl.data.describe import sketch
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.evaluate.summary import summarize
@@ -37,6 +38,7 @@ from personafl.runs.cloud import make_cloud, make_simulation
 from personafl.runs.devices import OwnNetwork, check_method, deal, own_nets
 from personafl.runs.engine import Engine
 from personafl.runs.files import atomic_write, read_json, write_json
+from personafl.runs.forms import observe
 from personafl.runs.interrupt import polite_stop
 from personafl.runs.recipe import CompareSection, Recipe
 from personafl.runs.result import Result, make_result
@@ -100,6 +102,7 @@ class Job:
             "unseen": data.unseen.tolist(),
             "notes": list(data.notes),
             "samples": {name: data.rows(name).sizes.tolist() for name in ("train", "validation", "test")},
+            "picture": sketch(data),
         }
         return {
             "recipe.toml": self.recipe.to_toml(),
@@ -263,6 +266,7 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
             progress.simulation.crew.close()
         _tune(job, progress, listener)
         scored = _score(progress, job, True)
+        _record_forms(progress, job, _when(progress.total.rounds - 1, progress.total.time))
         members = {"seen": job.federation.data.seen, "unseen": job.federation.data.unseen}
         sizes = {name: measure(progress.simulation, progress.tuned, members[name]) for name in scored}
         result = make_result(directory.path, job.recipe, job.federation, scored, progress.total, sizes)
@@ -431,9 +435,13 @@ def _some(clients: NDArray[np.int64], recipe: Recipe) -> NDArray[np.int64]:
     return np.sort(generator.choice(clients, recipe.evaluation.clients, replace=False))
 
 
+def _when(number: int, virtual: float | None) -> dict[str, Any]:
+    return {"number": number} if virtual is None else {"number": number, "time": virtual}
+
+
 def _record_scores(progress: _Run, job: Job, done: Round) -> float:
     accuracy = 0.0
-    when = {"number": done.number} if done.time is None else {"number": done.number, "time": done.time}
+    when = _when(done.number, done.time)
     for clients, scored in _score(progress, job, False).items():
         for (model, split), scores in sorted(scored.scores.items()):
             summary = summarize(scores.accuracy, scores.loss, scores.samples)
@@ -449,4 +457,11 @@ def _record_scores(progress: _Run, job: Job, done: Round) -> float:
                 }
             )
             accuracy = summary.mean  # "global" sorts before "personal"
+    _record_forms(progress, job, when)
     return accuracy
+
+
+def _record_forms(progress: _Run, job: Job, when: dict[str, Any]) -> None:
+    """Record what the personal models have become."""
+    for facts in observe(progress.simulation, job.federation.data.seen):
+        progress.directory.record({"event": "form", **when, **facts})

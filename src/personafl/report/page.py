@@ -1,0 +1,104 @@
+"""The page: one HTML file with all in it that runs found, which opens from disk without a network.
+
+Charts are SVG that is drawn here, so a page is small, prints, and shows without its script; the script only switches
+views and sorts the table of clients. All texts come through a template that escapes them, and the page's own policy
+lets no script run but that one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from personafl import __version__
+from personafl.report import about
+from personafl.report.clients import client_table
+from personafl.report.costs import cost_figures
+from personafl.report.curves import curve_figures
+from personafl.report.figure import Section
+from personafl.report.forms import form_figures
+from personafl.report.load import Source, load
+from personafl.report.people import gain_figures, spread_figures
+from personafl.report.split import split_figures
+from personafl.report.svg import COLOURS
+from personafl.report.table import groups, heading, legend, lines, titles
+from personafl.runs.files import atomic_write
+from personafl.runs.rundir import PAGE_FILE
+
+__all__ = ["page_of", "write_page"]
+
+
+def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of runs and comparisons and return its path: `out`, or report.html in the one directory."""
+    sources = load(paths)
+    path = out or paths[0] / PAGE_FILE
+    atomic_write(path, page_of(sources, path.parent).encode())
+    return path
+
+
+def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
+    """Return the page; `folder` is where it will be, for its links; a live one loads itself anew when there is more."""
+    runs = [run for source in sources for run in source.runs]
+    rows = [row for run in runs for row in run.rows]
+    standings = about.standings(sources, folder)
+    styles, script = _asset("page.css"), _asset("page.js")
+    sections = [
+        Section(name="curves", title="Learning curves", figures=curve_figures(runs)),
+        Section(name="gains", title="Who gained, who was hurt", figures=[*gain_figures(runs), *spread_figures(runs)]),
+        Section(name="costs", title="Trade-offs", figures=cost_figures(runs)),
+        Section(name="models", title="Inside the models", figures=form_figures(runs)),
+    ]
+    table = client_table(runs)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(_asset("page.html")).render(
+        title=", ".join(source.path.resolve().name for source in sources),
+        sources=[(source.path.resolve().name, about.command_of(source)) for source in sources],
+        facts=list(about.facts(sources)),
+        recipes=about.recipes(sources, folder),
+        standings=standings,
+        unfinished=[standing for standing in standings if not standing.finished],
+        resume=about.resume_commands(sources),
+        split=split_figures(runs),
+        tables=[(heading(part, clients), titles(part), list(lines(part, " ± "))) for clients, part in groups(rows)],
+        legend=legend(rows) if rows else [],
+        sections=[section for section in sections if section.figures],
+        table=table,
+        data=_embedded(table),
+        live=live,
+        written=time.strftime("%Y-%m-%d %H:%M %Z"),
+        version=__version__,
+        styles=Markup(styles + _series_styles()),
+        script=Markup(script),
+        policy=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("personafl.report") / name).read_text(encoding="utf-8")
+
+
+def _embedded(values: Any) -> Markup:
+    """Return values as JSON that cannot end the element it is in."""
+    text = json.dumps(values, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))
+
+
+def _series_styles() -> str:
+    """Return the colours of the series, by their number; shapes repeat after fewer."""
+    rules = []
+    for number in range(40):
+        own = f"var(--c{number % len(COLOURS)})"
+        at = f'[data-series="{number}"]'
+        rules.append(f"{at} .line,{at} .error{{stroke:{own}}}{at} .marker,{at} .band{{fill:{own}}}")
+        if number % 5 == 4:  # a ring
+            rules.append(f"{at} .marker{{fill:var(--card);stroke:{own}}}")
+    return "".join(rules)

@@ -1,0 +1,142 @@
+"""The table of a comparison: methods × models, mean ± std over seeds; and what its columns mean.
+
+The command line and the page show the same one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "MODELS",
+    "Line",
+    "amount",
+    "groups",
+    "heading",
+    "last_models",
+    "legend",
+    "lines",
+    "mean",
+    "models_of",
+    "percent",
+    "titles",
+]
+
+Row = dict[str, Any]  # of a result
+MODELS = ("global", "personal", "tuned", "chosen")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's cells under `titles`; in those with a number in `best` no method is better."""
+
+    method: str
+    cells: tuple[str, ...]
+    best: frozenset[int]
+
+
+def groups(rows: Sequence[Row], split: str = "test") -> Iterator[tuple[str, list[Row]]]:
+    """Yield the rows of seen and of unseen clients on one split."""
+    for clients in ("seen", "unseen"):
+        part = [row for row in rows if row["clients"] == clients and row["split"] == split]
+        if part:
+            yield clients, part
+
+
+def heading(rows: Sequence[Row], clients: str, split: str = "test") -> str:
+    """Return what a table is about: whose accuracy, on what, over which seeds."""
+    seeds = sorted({row["seed"] for row in rows})
+    several = f"mean ± std over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"Accuracy in % · {rows[0]['count']} {clients} clients · {split} data · {several}"
+
+
+def models_of(rows: Sequence[Row]) -> list[str]:
+    """Return the models that were scored, in the order of the columns."""
+    return [model for model in MODELS if any(row["model"] == model for row in rows)]
+
+
+def titles(rows: Sequence[Row]) -> list[str]:
+    """Return the titles of the columns, of which some have two lines."""
+    models = models_of(rows)
+    hurt = [] if not _any_hurt(rows) else ["hurt", "hurt\nafter"] if "chosen" in models else ["hurt"]
+    timed = ["virtual\ntime"] if _timed(rows) else []
+    return ["method", *models, "worst\n10%", *hurt, "MB\nup", "MB\ndown", *timed, "sec"]
+
+
+def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
+    """Yield a line per method; `joint` stands before a standard deviation."""
+    models, hurt, timed = models_of(rows), _any_hurt(rows), _timed(rows)
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    own = {(name, m): [r for r in rows if r["method"] == name and r["model"] == m] for name in names for m in models}
+    top = {m: max(mean(own[name, m], "accuracy", -1.0) for name in names) for m in models}
+    for name in names:
+        last = last_models([row for row in rows if row["method"] == name])
+        cells = [
+            name,
+            *(percent(own[name, m], "accuracy", joint) for m in models),
+            percent(last, "worst_decile", joint),
+            *([percent(last, "share_hurt", joint)] if hurt else []),
+            *([percent(own[name, "chosen"], "share_hurt", joint)] if hurt and "chosen" in models else []),
+            *(amount(mean(last, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
+            *([amount(mean(last, "time", 0.0)) if "time" in last[0] else "–"] if timed else []),
+            amount(mean(last, "seconds", 0.0)),
+        ]
+        best = frozenset(at for at, m in enumerate(models, 1) if mean(own[name, m], "accuracy", -2.0) == top[m])
+        yield Line(name, tuple(cells), best)
+
+
+def last_models(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a method's last personal model, or of its global one if there is none."""
+    by_model = {model: [row for row in rows if row["model"] == model] for model in MODELS}
+    return by_model["tuned"] or by_model["personal"] or by_model["global"]
+
+
+def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return the columns that need words, and these."""
+    models, timed = {row["model"] for row in rows}, _timed(rows)
+    whose = "the model that all clients of a server share" if timed else "the model all clients share"
+    found = [("global", whose)] if "global" in models else []
+    if "personal" in models:
+        found.append(("personal", "the client's own model"))
+    if "tuned" in models:
+        found.append(("tuned", "the client's own model after fine-tuning"))
+    if "chosen" in models:
+        found.append(("chosen", "global, personal or between, by the validation data of the client and of all clients"))
+    about = " (with the last personal model, if any)" if {"global", "personal"} <= models else ""
+    found.append(("worst 10%", f"mean accuracy of the worst decile of clients{about}"))
+    if _any_hurt(rows):
+        after = "; after: with the chosen model" if "chosen" in models else ""
+        found.append(("hurt", f"% of clients whose personal model is worse than the global one{after}"))
+    if timed:
+        found.append(("virtual time", "when the last round ended, by the recipe's latencies"))
+    return found
+
+
+def mean(rows: Sequence[Row], key: str, otherwise: float) -> float:
+    """Return the mean of a key over rows, if there are any."""
+    return statistics.mean(row[key] for row in rows) if rows else otherwise
+
+
+def percent(rows: Sequence[Row], key: str, joint: str | None = None) -> str:
+    """Return the mean in %; with a joint also the standard deviation over seeds."""
+    values = [100 * row[key] for row in rows if row[key] is not None]
+    if not values:
+        return "–"
+    spread = f"{joint}{statistics.stdev(values):.1f}" if joint and len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def amount(value: float) -> str:
+    """Return three digits or so."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def _any_hurt(rows: Sequence[Row]) -> bool:
+    return any(row["share_hurt"] is not None for row in rows)
+
+
+def _timed(rows: Sequence[Row]) -> bool:
+    return any("time" in row for row in rows)
