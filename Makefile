@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd lint types unit format install install-dev clean
+.PHONY: demo docs results test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -88,6 +88,15 @@ evidence-fedbcd: install
 	$(BIN)/personafl latency
 	$(BIN)/personafl compare recipes/buffered.toml --out runs/evidence-fedbcd/buffered
 
+# The documentation as a site, in site/: open site/index.html. Warnings are errors; nothing is loaded from elsewhere.
+docs: install-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Tables and verdicts of finished runs as Markdown: make results RUNS="runs/a runs/b" > docs/reproduced.md
+results: install
+	@cat docs/_build/reproduced.head
+	@$(BIN)/personafl reproduce $(RUNS:%=--from %) --markdown
+
 format: install-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -106,4 +115,4 @@ install-dev: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

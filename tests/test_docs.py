@@ -20,8 +20,11 @@ def test_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
-    readme = (DOCS / "README.md").read_text()
+    known = (DOCS / "README.md").read_text() + (DOCS / "mkdocs.yml").read_text()
     for page in PAGES:
-        assert page == "README.md" or page in readme, f"README.md does not link {page}"
+        assert page == "README.md" or Path(page).name in known, (
+            f"neither README.md nor the site's navigation has {page}"
+        )
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text()):
-            assert (DOCS / page).parent.joinpath(target).exists(), f"{page} links {target}"
+            made = page != "README.md" and target in known  # when the site is built, see tests/test_site.py
+            assert made or (DOCS / page).parent.joinpath(target).exists(), f"{page} links {target}"

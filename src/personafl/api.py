@@ -25,7 +25,7 @@ from personafl.runs.values import read_toml
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "as_recipe", "compare", "recipe_of", "resume", "rows_of", "run"]
+__all__ = ["Comparison", "as_recipe", "compare", "recipe_of", "resume", "rows_of", "run", "run_path"]
 
 RecipeLike = Recipe | Mapping[str, Any] | str | Path
 Listeners = Callable[[str, int], Listener | None]  # (method, seed) -> the listener of that run
@@ -163,7 +163,7 @@ def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[tuple[Path, int, int
     pairs = [(method, seed) for seed in recipe.compare.seeds for method in recipe.compare.methods]
     rows: list[dict[str, Any]] = []
     unfinished = []
-    for child in [path] if one else [_child(path, method, seed) for method, seed in pairs]:
+    for child in [path] if one else [run_path(path, method, seed) for method, seed in pairs]:
         if (child / "result.json").exists():
             rows += Result.load(child).rows
         else:
@@ -171,7 +171,8 @@ def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[tuple[Path, int, int
     return rows, unfinished
 
 
-def _child(path: Path, method: str, seed: int) -> Path:
+def run_path(path: Path, method: str, seed: int) -> Path:
+    """Return the directory of one run of a comparison."""
     return path / f"{method}-seed{seed}"
 
 
@@ -180,14 +181,14 @@ def _run_all(recipe: Recipe, path: Path, listener: Listeners | None, splits: dic
     results, failures = [], []
     for seed in recipe.compare.seeds:
         for method in recipe.compare.methods:
-            child = _child(path, method, seed)
+            child = run_path(path, method, seed)
             if (child / "result.json").exists():
                 results.append(Result.load(child))
                 continue
             if seed not in splits:
                 splits = {seed: data_build.load(recipe.data, seed)}  # one split in memory at a time
                 for sibling in recipe.compare.methods:
-                    _check_same_split(_child(path, sibling, seed), splits[seed])
+                    _check_same_split(run_path(path, sibling, seed), splits[seed])
             own = listener(method, seed) if listener else None
             try:
                 one = recipe.for_method(method, seed)

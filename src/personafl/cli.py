@@ -557,3 +557,6 @@ def _listing(entries: list[dict[str, Any]], as_json: bool) -> None:
                 text.append(f"\n{key}: {value}", style="dim")
         table.add_row(Text(entry["name"], style="bold"), text)
     out.print(table)
+
+
+import personafl.cli_reproduce  # noqa: E402, F401  it adds its command to `app`

@@ -1,0 +1,164 @@
+"""`personafl reproduce`: the papers' tables, ours beside theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from personafl.cli import Json, Quiet, _displayed, _listed, app, err, out
+from personafl.errors import BadInput, Diverged
+
+if TYPE_CHECKING:
+    from personafl.papers.preset import Preset
+    from personafl.papers.show import Shown
+    from personafl.runs.recipe import Recipe
+
+__all__ = ["reproduce"]
+
+Form = Literal["text", "markdown", "json"]
+
+
+@app.command()
+def reproduce(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PAPER[/TABLE]] [KEY.SUB=VALUE]...",
+            help="What to repeat, as in fedalt/table4-emnist or quped/table2, and changes to its recipe; "
+            "without it, the list of all.",
+        ),
+    ] = None,
+    size: Annotated[
+        Literal["small", "paper"],
+        typer.Option(metavar="SIZE", help="small: minutes on 2 cores; paper: the paper's setting."),
+    ] = "small",
+    folder: Annotated[
+        Path | None, typer.Option("--dataset-dir", metavar="DIR", help="Folder with the data sets that it needs.")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=PATH", help="One data set, as in cifar10=PATH; may be repeated.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="As in 0,1,2; if not given, the preset's.")
+    ] = None,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="DIR", help="Run nothing: judge the finished runs there; may be repeated."),
+    ] = None,
+    out_path: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", metavar="", help="Print Markdown.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat tables of the papers: our numbers beside theirs, and whether their claims hold."""
+    from personafl.papers.catalog import find
+    from personafl.papers.preset import presets
+
+    form: Form = "json" if as_json else "markdown" if markdown else "text"
+    names = [word for word in words or [] if "=" not in word]
+    changes = [word for word in words or [] if "=" in word]
+    if len(names) > 1:
+        raise BadInput(f"{names[1]!r}: only one PAPER or PAPER/TABLE can be given; changes are written key.sub=value")
+    if sources:
+        _print(_judged(sources, names[0] if names else None), form)
+        return
+    if not names:
+        _list(as_json)
+        return
+    paper, tables = find(names[0])
+    for name in tables:
+        if (instead := paper.tables[name].instead) is not None:
+            err.print(f"{paper.key}/{name}: not made by runs; instead: {instead}", soft_wrap=True, markup=False)
+    chosen = presets(paper, tables, size)
+    given, numbers = _paths(dataset), _numbers(seeds)
+    recipes = [preset.recipe(folder, given, changes, numbers) for preset in chosen]  # checked before any of them runs
+    _run(list(zip(chosen, recipes, strict=True)), out_path, form, quiet)
+
+
+def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: Form, quiet: bool) -> None:
+    """Run presets one after the other, and print what came out."""
+    from personafl import api
+    from personafl.papers.finished import tables_of_preset
+    from personafl.runs.rundir import claim_name, refuse_existing
+
+    if out_path is not None:
+        refuse_existing(out_path)
+    shown: list[Shown] = []
+    failures: list[str] = []
+    for preset, recipe in work:
+        own = out_path if out_path is None or len(work) == 1 else out_path / preset.setting_name
+        path = own or claim_name(Path("runs"), preset.name)
+
+        def compare(listen: api.Listeners, recipe: Recipe = recipe, path: Path = path) -> api.Comparison:
+            return api.compare(recipe, out=path, listener=listen)
+
+        failures += _displayed(recipe, path, quiet or form == "json", compare).failures
+        tables, _ = tables_of_preset(path, preset)
+        shown += tables
+        err.print(f"run directory: {path}", soft_wrap=True, markup=False)
+    _print(shown, form)
+    if failures:
+        raise Diverged(f"{len(failures)} of its runs diverged: {'; '.join(failures)}")
+
+
+def _judged(paths: list[Path], name: str | None) -> list[Shown]:
+    """Return the tables of finished runs: the named ones of all directories, or those that each was made for."""
+    from personafl.papers.catalog import find
+    from personafl.papers.finished import tables_of, tables_of_preset
+    from personafl.runs.rundir import resume_command
+
+    parts = [tables_of(paths, *find(name))] if name else [tables_of_preset(path) for path in paths]
+    for path in dict.fromkeys(path for _, unfinished in parts for path in unfinished):
+        err.print(f"{path}: unfinished; continue with: {resume_command(path)}", soft_wrap=True, markup=False)
+    return [table for tables, _ in parts for table in tables]
+
+
+def _print(shown: list[Shown], form: Form) -> None:
+    from personafl.papers.show import markdown, rendered
+
+    if form == "json":
+        print(json.dumps([one.to_json() for one in shown], allow_nan=False))
+    elif form == "markdown":
+        print(markdown(shown), end="")
+    else:
+        for part in rendered(shown):
+            out.print(part)
+
+
+def _list(as_json: bool) -> None:
+    from personafl.papers.catalog import papers
+    from personafl.papers.show import listing
+
+    if as_json:
+        entries = [
+            {"name": f"{paper.key}/{name}", "where": table.where, "title": table.title, "cite": paper.cite}
+            for paper in papers().values()
+            for name, table in paper.tables.items()
+        ]
+        print(json.dumps(entries))
+        return
+    for part in listing():
+        out.print(part)
+
+
+def _paths(texts: list[str] | None) -> dict[str, Path]:
+    paths = {}
+    for text in texts or []:
+        key, _, path = text.partition("=")
+        if not (key and path):
+            raise BadInput(f"--dataset {text}: write KEY=PATH, as in cifar10=data/cifar10.npz")
+        paths[key] = Path(path)
+    return paths
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in _listed(text) or []]
+    except ValueError as error:
+        raise BadInput(f"--seeds {text}: give numbers, as in 0,1,2") from error

@@ -1,0 +1,176 @@
+"""What the files of this folder say: a paper's tables with their printed numbers, its settings and its claims.
+
+PAPER.toml          [datasets.KEY], [settings.NAME] and [tables.NAME] of a paper
+recipes/NAME.toml   the recipes that settings start from
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from personafl.errors import BadInput, did_you_mean
+
+__all__ = ["MEASURES", "Claim", "Dataset", "Measure", "Paper", "Row", "Setting", "Size", "Table", "find", "papers"]
+
+FOLDER = Path(__file__).parent
+PAPERS = ("fedalt", "fedslr", "quped", "fedbcd")
+
+Measure = Literal[
+    "accuracy", "weighted", "hurt", "parameters", "gigabytes", "last-megabytes", "learning", "time-to", "time"
+]
+MEASURES: dict[Measure, str] = {
+    "accuracy": "accuracy in %, mean over clients",
+    "weighted": "accuracy in %, clients weighted by their test samples",
+    "hurt": "% of clients that are worse off than with the global model",
+    "parameters": "millions of parameters",
+    "gigabytes": "GB sent in all, up and down",
+    "last-megabytes": "MB sent down in the last round",
+    "learning": "accuracy in %, mean over the scorings during training",
+    "time-to": "virtual time until that accuracy",
+    "time": "virtual time of all rounds",
+}
+
+
+class _Entry(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class Dataset(_Entry):
+    """Data that a setting needs and that do not come with the package."""
+
+    comes_from: str
+    contains: str  # what the file or folder must have
+    files: tuple[str, ...]  # patterns looked for in a folder of data sets, the first that is there
+
+
+class Size(_Entry):
+    """A setting at one size: what it changes in the recipe, on which data, and how long that takes."""
+
+    dataset: str = "digits"  # a key of [datasets]
+    changes: tuple[str, ...] = ()  # key.sub=value, as on the command line
+    # Of all runs of the setting: small as on 2 cores, measured or scaled; paper by multiply-adds, at 10 TFLOP/s.
+    hours: Annotated[float, Field(gt=0)]
+    differs: str  # from the paper
+
+
+class Setting(_Entry):
+    """One comparison: a recipe at two sizes; several tables may be read from it."""
+
+    recipe: str
+    changes: tuple[str, ...] = ()
+    small: Size
+    paper: Size
+
+    def at(self, size: Literal["small", "paper"]) -> Size:
+        """Return it at a size."""
+        return self.small if size == "small" else self.paper
+
+
+class Row(_Entry):
+    """A line of a table: the paper's name and number, and which run and model it is here."""
+
+    name: str
+    of: str  # RUN.MODEL, where RUN is a method or variant of the recipe
+    minus: str | None = None  # another model of that run, which is subtracted
+    measure: Measure | None = None  # None: the table's
+    level: float | None = None  # of time-to, in %
+    paper: float | None = None  # None: only drawn, not printed
+    std: float | None = None
+
+    @property
+    def run(self) -> str:
+        """The method or variant."""
+        return self.of.rpartition(".")[0]
+
+    @property
+    def model(self) -> str:
+        """The model that is scored."""
+        return self.of.rpartition(".")[2]
+
+
+class Claim(_Entry):
+    """`more` ≥ `less` − margin, for two lines of a table; `text` is how the file has it."""
+
+    text: str
+    more: str
+    less: str
+    margin: float = 0.0
+
+    @property
+    def sign(self) -> int:
+        """1 if `more` comes first in the text, else −1: a difference is of the first and the second."""
+        return 1 if self.text.startswith(f"{self.more} ≥") else -1
+
+    @classmethod
+    def parse(cls, text: str) -> Claim:
+        """Read "A ≥ B", "A ≥ B − 0.5" or "A ≤ B"."""
+        found = re.fullmatch(r"(.+?) (≥|≤) (.+?)(?: [−+] ([\d.]+))?", text)
+        if not found:
+            raise ValueError(f"{text!r}: a claim reads A ≥ B, A ≥ B − 0.5 or A ≤ B")
+        first, sign, second, margin = found.groups()
+        more, less = (first, second) if sign == "≥" else (second, first)
+        return cls(text=text, more=more, less=less, margin=float(margin or 0))
+
+
+class Table(_Entry):
+    """A table or figure of a paper, or one column of it."""
+
+    title: str
+    where: str  # in the paper
+    setting: str | None = None  # None: it is not made by runs
+    instead: str | None = None  # then: what shows it
+    measure: Measure = "accuracy"
+    rows: tuple[Row, ...] = ()
+    claims: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The methods and variants it needs."""
+        return tuple(dict.fromkeys(row.run for row in self.rows))
+
+    def row(self, name: str) -> Row:
+        """Return a line by its name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def parsed_claims(self) -> list[Claim]:
+        """Return what the paper says of the lines."""
+        return [Claim.parse(text) for text in self.claims]
+
+
+class Paper(_Entry):
+    """A paper: what it is, and its tables."""
+
+    key: str
+    cite: str
+    datasets: dict[str, Dataset]
+    settings: dict[str, Setting]
+    tables: dict[str, Table]
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """Return all papers by their keys."""
+    texts = {key: (FOLDER / f"{key}.toml").read_text(encoding="utf-8") for key in PAPERS}
+    return {key: Paper.model_validate({"key": key, **tomllib.loads(text)}) for key, text in texts.items()}
+
+
+def find(name: str) -> tuple[Paper, list[str]]:
+    """Return the paper and the tables that PAPER, PAPER/TABLE or the beginning of a table's name (table1) mean."""
+    key, slash, table = name.partition("/")
+    if key not in papers():
+        raise BadInput(f"{name}: no paper {key!r}; {did_you_mean(key, papers())}")
+    paper = papers()[key]
+    if not slash:
+        return paper, list(paper.tables)
+    if table in paper.tables:
+        return paper, [table]
+    names = [other for other in paper.tables if other.startswith(f"{table}-")]
+    if not names:
+        raise BadInput(f"{name}: {key} has no {table!r}; {did_you_mean(table, paper.tables)}")
+    return paper, names

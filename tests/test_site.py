@@ -1,0 +1,104 @@
+"""The documentation's site: it builds without a warning, offline, and nothing in it leads nowhere."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from personafl.algorithms import METHODS
+from personafl.runs.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build it, the tutorial's notebook included; warnings are errors there."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    ]  # --quiet undoes --strict
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page has: ids, links, and what it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in ("script", "img", "iframe", "source") and "src" in values:
+            self.loads.append(values["src"])
+        if tag == "link" and values.get("rel") in ("stylesheet", "icon", "preload", "preconnect"):
+            self.loads.append(values["href"])
+
+
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    pages = {path: Page(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"}
+    assert len(pages) > 30
+    for path, page in pages.items():
+        for load in page.loads:
+            parts = urlsplit(load)
+            assert not parts.scheme or parts.scheme == "data", f"{path.name} loads {load}"
+            assert (path.parent / unquote(parts.path)).exists(), f"{path.name} loads {load}"
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path not in ("", ".") else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.exists(), f"{path.name} links {link}"
+            if parts.fragment and target in pages:
+                assert unquote(parts.fragment) in pages[target].ids | {"__skip"}, f"{path.name} links {link}"
+    styles = "".join(path.read_text() for path in site.rglob("*.css"))
+    assert not re.findall(r"(?:url\(|@import\s)[\"']?https?:", styles)
+
+
+def test_pages_are_made_from_the_code(site: Path) -> None:
+    methods = "".join(path.read_text() for path in (site / "methods").glob("*.html"))
+    assert all(f"<code>{name}</code>" in methods for name in METHODS)
+    recipe = (site / "reference" / "recipe.html").read_text()
+    assert all(
+        f"<code>{key}</code>" in recipe or f"<code>[{key}]</code>" in recipe
+        for key in Recipe.model_fields
+        if key != "devices"
+    )
+    assert "<code>[[devices]]</code>" in recipe
+    row = re.search(r"<tr>\s*<td><code>clip</code></td>.*?</tr>", recipe, flags=re.DOTALL)
+    assert row is not None
+    assert "gradient norm per step" in row[0]
+    commands = (site / "reference" / "cli.html").read_text()
+    assert all(
+        f"<code>personafl {name}</code>" in commands for name in ("run", "compare", "reproduce", "data describe")
+    )
+
+
+def test_the_tutorial_has_the_outputs_of_its_run(site: Path) -> None:
+    page = (site / "tutorial.html").read_text()
+    assert "27 clients train, 3 join later" in page
+    assert "worst_decile" in page
+    assert "Sequential" in page or "Linear" in page
