@@ -82,7 +82,7 @@ def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest
     own = recipe(
         finetune=True, method={"stateful": stateful}, engine={"strategy": "sequential", "checkpoint_seconds": 0.0}
     )
-    monkeypatch.setattr(runner.Engine, "fitted", classmethod(lambda cls, *_: cls("sequential", 4)))
+    monkeypatch.setattr(runner.Engine, "fitted", classmethod(lambda cls, *_, **__: cls("sequential", 4)))
     straight = api.run(own, out=tmp_path / "straight")
     calls: list[np.ndarray] = []
     plain = runner.tune
