@@ -121,25 +121,28 @@ class CloudSimulation(Simulation):
 
     def _alone(self, turn: Turn) -> Trained:
         """Do the round of a server that is mixed with nobody."""
-        done = self._turn(turn)
+        done = self._turns([turn])
         self._update([turn.server], [_joined([done])], np.ones((1, 1)), turn.round)
         return done
 
     def _together(self, event: Aggregation) -> list[Trained]:
         """Do the rounds of the servers that are mixed."""
-        done = [self._turn(turn) for turn in event.members]
         if self._section.shared:
+            done = [self._turns(event.members)]
             self._update([0], [_joined(done)], np.ones((1, 1)), event.number)
         else:
+            done = [self._turns([turn]) for turn in event.members]
             servers = [turn.server for turn in event.members]
             self._update(servers, [_joined([part]) for part in done], self._cloud.mixing(event), event.number)
         return done
 
-    def _turn(self, turn: Turn) -> Trained:
-        """Train the active devices of a server, and those of the others that train without contact."""
-        active = np.array(turn.devices, dtype=np.int64)
-        done = self._train(active, self.broadcast(self._state_of(turn)), turn.round)
-        self._train_offline(self._cloud.topology.devices[turn.server], active, turn.round)
+    def _turns(self, turns: Sequence[Turn]) -> Trained:
+        """Train the active devices of servers with one state in one round, and those that train without contact."""
+        number, devices = turns[0].round, self._cloud.topology.devices
+        active = [np.array(turn.devices, dtype=np.int64) for turn in turns]
+        done = self._train(np.concatenate(active), self.broadcast(self._state_of(turns[0])), number)
+        offline = [self._offline(devices[turn.server], own, number) for turn, own in zip(turns, active, strict=True)]
+        self._train_offline(np.concatenate(offline), number)
         return done
 
     def _state_of(self, turn: Turn) -> int:

@@ -163,7 +163,7 @@ class Simulation:
         if done.uploads is not None:
             self.server = self._updated(self.server, done.uploads, number)
             loss = float(done.uploads.mean().loss)
-        self._train_offline(fed.data.seen, cohort, number)
+        self._train_offline(self._offline(fed.data.seen, cohort, number), number)
         return Round(number, loss, len(cohort), done.bytes_down, done.bytes_up, wire.ranks(message))
 
     def _cohort(self, number: int) -> Clients:
@@ -215,15 +215,19 @@ class Simulation:
     def _weights(self, clients: Clients) -> torch.Tensor:
         return torch.from_numpy(self.federation.weights_of(clients)).to(self._device)
 
-    def _train_offline(self, members: Clients, active: Clients, number: int) -> None:
-        """Let some members of a server that are not active train without contact: those that were in contact before."""
-        fed, rule = self.federation, self.federation.algorithm.client
+    def _offline(self, members: Clients, active: Clients, number: int) -> Clients:
+        """Return which members of a server train without contact: of those not active, some that were in contact."""
+        fed = self.federation
         if not fed.offline:
-            return
-        offline: Any = rule.offline  # type: ignore[attr-defined]  # an optional method of rules
+            return active[:0]
         chosen = draw_offline(members, active, fed.offline, fed.seed, number)
-        known = chosen[self.store.has(chosen)]
-        for which, server, clients in self.groups(known):
+        return chosen[self.store.has(chosen)]
+
+    def _train_offline(self, chosen: Clients, number: int) -> None:
+        """Let clients train without contact."""
+        fed, rule = self.federation, self.federation.algorithm.client
+        for which, server, clients in self.groups(chosen):
+            offline: Any = rule.offline  # type: ignore[attr-defined]  # an optional method of rules
             problem, states = fed.problems[which], self.states(which, self.down(server), clients)
             data = gather(fed.data, clients, rule.phases, fed.seed, number)
             states = fed.engines[which].train(_alone(offline, problem), Empty(), states, data)
