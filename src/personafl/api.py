@@ -18,14 +18,25 @@ from personafl.errors import BadInput, Diverged
 from personafl.runs.files import read_json
 from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
-from personafl.runs.rundir import COMPARISON_FILE, PAGE_FILE, RunDirectory, claim_name, refuse_existing
+from personafl.runs.rundir import COMPARISON_FILE, PAGE_FILE, RunDirectory, claim_name, refuse_existing, resume_command
 from personafl.runs.runner import Listener, prepare, run_job
 from personafl.runs.values import read_toml
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "as_recipe", "compare", "recipe_of", "resume", "rows_of", "run", "run_path"]
+__all__ = [
+    "Comparison",
+    "as_recipe",
+    "compare",
+    "joined",
+    "recipe_of",
+    "results_of",
+    "resume",
+    "rows_of",
+    "run",
+    "run_path",
+]
 
 RecipeLike = Recipe | Mapping[str, Any] | str | Path
 Listeners = Callable[[str, int], Listener | None]  # (method, seed) -> the listener of that run
@@ -49,6 +60,17 @@ class Comparison:
         import pandas as pd
 
         return pd.DataFrame(self.rows)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a line per client and run; see `Result.to_pandas`."""
+        return joined(self.results)
+
+
+def joined(results: Sequence[Result]) -> pd.DataFrame:
+    """Return the clients of several runs as one table; what a run does not have is empty."""
+    import pandas as pd
+
+    return pd.concat([result.to_pandas() for result in results], ignore_index=True)
 
 
 def as_recipe(recipe: RecipeLike) -> Recipe:
@@ -158,17 +180,31 @@ def recipe_of(path: Path) -> Recipe:
 
 def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[tuple[Path, int, int]]]:
     """Return the rows of what is finished in a run or comparison, and (path, rounds done, rounds) of what is not."""
-    recipe = recipe_of(path)
-    one = not (path / COMPARISON_FILE).exists()
-    pairs = [(method, seed) for seed in recipe.compare.seeds for method in recipe.compare.methods]
     rows: list[dict[str, Any]] = []
     unfinished = []
-    for child in [path] if one else [run_path(path, method, seed) for method, seed in pairs]:
+    for child in _runs(path):
         if (child / "result.json").exists():
             rows += Result.load(child).rows
         else:
-            unfinished.append((child, RunDirectory(child).checkpoint().rounds, recipe.rounds))
+            unfinished.append((child, RunDirectory(child).checkpoint().rounds, recipe_of(path).rounds))
     return rows, unfinished
+
+
+def results_of(path: Path) -> list[Result]:
+    """Return the results of a finished run, or of all runs of a finished comparison."""
+    runs = _runs(path)
+    for child in runs:
+        if not (child / "result.json").exists():
+            raise BadInput(f"{path}: unfinished ({child.name}); continue with: {resume_command(path)}")
+    return [Result.load(child) for child in runs]
+
+
+def _runs(path: Path) -> list[Path]:
+    """Return the directories of a run (its own) or comparison."""
+    compare = recipe_of(path).compare
+    if not (path / COMPARISON_FILE).exists():
+        return [path]
+    return [run_path(path, method, seed) for seed in compare.seeds for method in compare.methods]
 
 
 def run_path(path: Path, method: str, seed: int) -> Path:

@@ -24,7 +24,7 @@ from personafl.errors import BadInput, Diverged, Interrupted, PersonaError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="personafl",
     help="Personalized federated learning: compare methods, and give every client a model of its own.\n\n"
     "Start with:  personafl compare --methods fedavg,ditto,local",
@@ -66,6 +66,9 @@ Out = Annotated[
 Start = Annotated[
     str | None, typer.Option("--from", metavar="RUN", help="Start from the global model of a finished run.")
 ]
+Track = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Also write metrics to tensorboard, mlflow, wandb (offline).")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and nothing else on standard output.")]
 
@@ -96,6 +99,7 @@ def run(
     start: Start = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Decides split, cohorts, batches, start.")] = None,
     out_path: Out = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -104,7 +108,8 @@ def run(
     from personafl.runs.rundir import claim_name
 
     options = _data_options(dataset, partition, model, rounds)
-    recipe = Recipe.parse(*_values(words, options | {"method.name": method, "seed": seed, "start": start}))
+    options |= {"method.name": method, "seed": seed, "start": start, "tracking": _listed(track)}
+    recipe = Recipe.parse(*_values(words, options))
     alone = recipe.compare.model_copy(update={"methods": (recipe.method.name,), "seeds": (recipe.seed,)})
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     result = _displayed(
@@ -131,6 +136,7 @@ def compare(
         str | None, typer.Option(metavar="NUMBERS", help="As in 0,1,2; the table then has mean ± std.")
     ] = None,
     out_path: Out = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -139,11 +145,8 @@ def compare(
     from personafl.runs.rundir import claim_name
 
     options = _data_options(dataset, partition, model, rounds)
-    recipe = Recipe.parse(
-        *_values(
-            words, options | {"compare.methods": _listed(methods), "compare.seeds": _listed(seeds), "start": start}
-        )
-    )
+    options |= {"compare.methods": _listed(methods), "compare.seeds": _listed(seeds)}
+    recipe = Recipe.parse(*_values(words, options | {"start": start, "tracking": _listed(track)}))
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     result = _displayed(
         recipe, out_path, quiet or as_json, lambda listen: api.compare(recipe, out=out_path, listener=listen)
@@ -157,9 +160,13 @@ def resume(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Continue a run or comparison that was stopped; the result is the same as without the stop."""
-    from personafl import api
+    """Continue a run, comparison or sweep that was stopped; the result is the same as without the stop."""
+    from personafl import api, cli_sweep
+    from personafl.sweep.config import SWEEP_FILE
 
+    if (path / SWEEP_FILE).exists():
+        cli_sweep.resume_sweep(path, quiet, as_json)
+        return
     recipe = api.recipe_of(path)
     result = _displayed(recipe, path, quiet or as_json, lambda listen: api.resume(path, listener=listen))
     _report_all(result, as_json)
@@ -173,10 +180,14 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the result of a run or comparison, or how far it got."""
-    from personafl import api
+    """Print the result of a run, comparison or sweep, or how far it got."""
+    from personafl import api, cli_sweep
     from personafl.runs.rundir import resume_command
+    from personafl.sweep.config import SWEEP_FILE
 
+    if (path / SWEEP_FILE).exists():
+        cli_sweep.show_sweep(path, as_json)
+        return
     rows, unfinished = api.rows_of(path)
     for child, done, rounds in unfinished:
         if done:
@@ -537,7 +548,8 @@ def _report(path: Path, rows: list[dict[str, Any]], as_json: bool, details: bool
     if as_json:
         print(json.dumps({"run": str(path), "rows": rows}, allow_nan=False))
         return
-    for part in detail_tables(rows) if details else result_tables(rows, out.width):
+    split = "test" if any(row["split"] == "test" for row in rows) else "validation"
+    for part in detail_tables(rows, split) if details else result_tables(rows, out.width, split):
         out.print(part)
     out.print(f"run directory: {path}", soft_wrap=True, markup=False)
     if (path / PAGE_FILE).exists():
@@ -559,4 +571,5 @@ def _listing(entries: list[dict[str, Any]], as_json: bool) -> None:
     out.print(table)
 
 
-import personafl.cli_reproduce  # noqa: E402, F401  it adds its command to `app`
+import personafl.cli_reproduce  # noqa: E402  it adds its command to `app`
+import personafl.cli_sweep  # noqa: E402, F401  it adds its commands to `app`

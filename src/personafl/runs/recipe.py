@@ -26,7 +26,9 @@ from personafl.models.adapters import AdapterKind
 from personafl.options import checked, explain, import_path
 from personafl.runs.buffer import BufferSection, check_buffer
 from personafl.runs.devices import DeviceSection, check_devices, check_each
+from personafl.runs.tracking import SinkName
 from personafl.runs.values import merged, plain, without_none
+from personafl.sweep.config import SweepSection, check_sweep
 
 __all__ = ["Recipe"]
 
@@ -207,6 +209,7 @@ class EvaluationSection(Section):
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # rounds; 0: only at the end; auto: ten times a run
     clients: Positive = 10_000  # scored during training, the same ones every time; if there are more, drawn
+    split: Literal["test", "validation"] = "test"  # validation: the test data stay unread, as in a sweep
     caution: Annotated[float, Field(gt=0, le=0.5)] = CAUTION  # a device leaves global if P(worse) is below
 
 
@@ -251,7 +254,9 @@ class Recipe(Section):
     pretrain: PretrainSection = PretrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     engine: EngineSection = EngineSection()
+    tracking: tuple[SinkName, ...] = ()  # also write metrics to: tensorboard, mlflow, wandb
     compare: CompareSection = CompareSection()
+    sweep: SweepSection | None = None  # what `personafl sweep` tries
 
     @field_validator("name")
     @classmethod
@@ -285,6 +290,7 @@ class Recipe(Section):
             check_cloud(recipe.cloud, recipe.federation.model_dump())
             check_buffer(recipe.buffer, recipe.federation.model_dump(), on_cloud=recipe.cloud is not None)
             recipe.compare.check()
+            check_sweep(recipe.sweep)
             if not recipe.rounds and recipe.start is None and not recipe.pretrain.rounds:
                 raise BadInput("rounds: input should be greater than or equal to 1, or name a start to go on from")
         except BadInput as problem:
@@ -302,8 +308,13 @@ class Recipe(Section):
         own = (self.method.model_extra or {}) if self.method.name == method else {}
         base = self.model_dump(mode="json", exclude_none=True)
         base |= {"method": {"name": method, **own, **self.compare.options.get(method, {})}, "seed": seed, "compare": {}}
+        base.pop("sweep", None)
         named = {"label": label} if variant else {}
         return Recipe.parse(merged(base, variant) | named, f"compare.variants.{label}" if variant else "")
+
+    def alone(self) -> Recipe:
+        """Return the recipe as a comparison of its own method and seed alone."""
+        return self.model_copy(update={"compare": CompareSection(methods=(self.method.name,), seeds=(self.seed,))})
 
     def for_pretraining(self) -> Recipe | None:
         """Return the recipe of stage (a), or None: the same data and network, without personal parts or devices.

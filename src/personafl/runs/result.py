@@ -57,6 +57,17 @@ class Result:
 
         return pd.DataFrame(self.columns)
 
+    def to_pandas(self) -> pd.DataFrame:
+        """Return `clients` with the run, its method, seed and split (a fingerprint) first, to join with others."""
+        import pandas as pd
+
+        named = next(iter(self.rows), {"method": None, "seed": None})
+        split = read_json(self.path / "split.json")["fingerprint"][:12]
+        whose = {"run": str(self.path), "method": named["method"], "seed": named["seed"], "data": split}
+        return pd.DataFrame(
+            {**{key: [value] * len(self.columns["client"]) for key, value in whose.items()}, **self.columns}
+        )
+
     def clients_csv(self) -> str:
         """Return the clients' table as CSV."""
         text = io.StringIO()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import platform
 import sys
 import time
@@ -47,11 +49,12 @@ from personafl.runs.scoring import Scored, score, tune
 from personafl.runs.simulator import Federation, Round, Simulation
 from personafl.runs.sizes import measure
 from personafl.runs.store import Store
+from personafl.runs.tracking import Tracker, check_tracking
 from personafl.runs.values import read_toml
 
 START_FILE = "global.safetensors"
 
-__all__ = ["Job", "Note", "Progress", "Tuning", "prepare", "run_job"]
+__all__ = ["Job", "Note", "Progress", "Tuning", "prepare", "run_job", "set_arithmetic"]
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,15 @@ def prepare(
     algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)  # first: it is quick to fail
     check_method(recipe.devices, algorithm)
     recipe.federation.check_offline(algorithm)
+    check_tracking(recipe.tracking)
     device = _device(recipe.engine.device)
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
-    _set_products(recipe.engine.dtype, device)
+    set_arithmetic(recipe.engine.dtype, device)
     if recipe.engine.threads is not None:
         torch.set_num_threads(recipe.engine.threads)
     data = data or data_build.load(recipe.data, recipe.seed)
+    if recipe.evaluation.split == "validation" and not len(data.validation.flat):
+        raise BadInput("evaluation.split: there are no validation data to score on; set data.validation=0.2")
     cohort = recipe.federation.size(len(data.seen))
     kinds = deal(recipe.devices, data, recipe.seed)
     cloud = None
@@ -232,11 +238,20 @@ def warm_start(run: Path, fresh: Params) -> Params:
     return {name: found.get(name, value).to(value.dtype) for name, value in fresh.items()}
 
 
-def _set_products(dtype: str, device: torch.device) -> None:
-    """Let a GPU round the factors of products and convolutions to TF32, or not: torch's own default is a mixture."""
+def set_arithmetic(dtype: str, device: torch.device) -> None:
+    """Have a GPU compute the same bits every time, with factors of products and convolutions rounded to TF32 or not.
+
+    torch's own defaults are a mixture of TF32 and float32, and convolutions that add up in any order. A layer that has
+    no other way makes torch warn.
+    """
     if dtype in ("tf32", "bfloat16") and device.type != "cuda":
         raise BadInput(f'engine.dtype: "{dtype}" needs a CUDA device, not {device.type}; use "float32"')
+    if device.type != "cuda":
+        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product; torch asks for it
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it
 
 
 def _device(name: str) -> torch.device:
@@ -259,19 +274,15 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
         checkpoint = directory.checkpoint()
         directory.rewind(checkpoint)
         job = _calibrated(job, directory, checkpoint, listener)
-        progress = _Run(job, directory, checkpoint)
-        try:
-            _train(job, progress, listener)
-        finally:
-            progress.simulation.crew.close()
-        _tune(job, progress, listener)
-        scored = _score(progress, job, True)
-        _record_forms(progress, job, _when(progress.total.rounds - 1, progress.total.time))
-        members = {"seen": job.federation.data.seen, "unseen": job.federation.data.unseen}
-        sizes = {name: measure(progress.simulation, progress.tuned, members[name]) for name in scored}
-        result = make_result(directory.path, job.recipe, job.federation, scored, progress.total, sizes)
-        atomic_write(directory.path / START_FILE, wire.encode(_global_model(progress.simulation)))
-        atomic_write(directory.path / "clients.csv", result.clients_csv().encode())
+        with contextlib.closing(Tracker(job.recipe, directory.path, directory.metrics())) as tracker:
+            progress = _Run(job, directory, checkpoint, tracker)
+            try:
+                _train(job, progress, listener)
+            finally:
+                progress.simulation.crew.close()
+            _tune(job, progress, listener)
+            result = _finish(job, progress)
+            tracker.finish(result.rows)
         write_json(directory.path / "result.json", result.to_json())
         return result
 
@@ -286,6 +297,19 @@ def _calibrated(job: Job, directory: RunDirectory, checkpoint: Checkpoint, liste
         for note in notes:
             listener(Note(note))
     return dataclasses.replace(job, federation=federation)
+
+
+def _finish(job: Job, progress: _Run) -> Result:
+    """Score what came out, and write all but result.json, which says that the run is done."""
+    path, data = progress.directory.path, job.federation.data
+    scored = _score(progress, job, True)
+    _record_forms(progress, job, _when(progress.total.rounds - 1, progress.total.time))
+    members = {"seen": data.seen, "unseen": data.unseen}
+    sizes = {name: measure(progress.simulation, progress.tuned, members[name]) for name in scored}
+    result = make_result(path, job.recipe, job.federation, scored, progress.total, sizes)
+    atomic_write(path / START_FILE, wire.encode(_global_model(progress.simulation)))
+    atomic_write(path / "clients.csv", result.clients_csv().encode())
+    return result
 
 
 def _global_model(simulation: Simulation) -> Params:
@@ -326,7 +350,7 @@ def _train(job: Job, progress: _Run, listener: Listener | None) -> None:
             spent = time.monotonic() - began
             loss = done.loss if math.isfinite(done.loss) else None  # nobody took part; JSON has no NaN
             facts = {key: value for key, value in vars(done).items() if value is not None}
-            progress.directory.record({"event": "round", **facts, "loss": loss, "seconds": spent})
+            progress.record({"event": "round", **facts, "loss": loss, "seconds": spent})
             if every and (number + 1) % every == 0 and number + 1 < recipe.rounds:
                 accuracy = _record_scores(progress, job, done)
             progress.add(done, spent)
@@ -366,8 +390,9 @@ def _tune(job: Job, progress: _Run, listener: Listener | None) -> None:
 class _Run:
     """A run in its directory: what is done and what of it is saved."""
 
-    def __init__(self, job: Job, directory: RunDirectory, checkpoint: Checkpoint) -> None:
+    def __init__(self, job: Job, directory: RunDirectory, checkpoint: Checkpoint, tracker: Tracker) -> None:
         self.directory, self.total, self._saved = directory, checkpoint, time.monotonic()
+        self._tracker = tracker
         budget = job.recipe.engine.store_mb * 2**20
         store = Store(directory.path / "states", budget, checkpoint.states)
         self.tuned = Store(directory.path / "tuned", budget, checkpoint.tuned)
@@ -376,6 +401,11 @@ class _Run:
             self.simulation = make_simulation(job.federation, store, server)
         except BadInput as error:
             raise BadInput(f"{directory.path}: the server's state after round {checkpoint.rounds}: {error}") from error
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Write a line of metrics, here and where the recipe tracks them."""
+        self.directory.record(entry)
+        self._tracker.metrics(entry)
 
     def add(self, done: Round | None, seconds: float) -> None:
         """Count a round, or only time."""
@@ -412,10 +442,13 @@ class _Run:
 
 
 def _score(progress: _Run, job: Job, final: bool) -> dict[str, Scored]:
-    """Score some seen clients on test data; at the end everyone, also on validation data if there are any."""
-    data = job.federation.data
-    splits = {"test": data.test}
-    choice = final and bool(len(data.validation.flat))
+    """Score some seen clients on test data; at the end everyone, also on validation data if there are any.
+
+    A recipe may leave the test data unread.
+    """
+    data, blind = job.federation.data, job.recipe.evaluation.split == "validation"
+    splits = {"validation": data.validation} if blind else {"test": data.test}
+    choice = final and not blind and bool(len(data.validation.flat))
     if choice:
         splits["validation"] = data.validation
     groups = {"seen": data.seen, "unseen": data.unseen} if final else {"seen": _some(data.seen, job.recipe)}
@@ -445,7 +478,7 @@ def _record_scores(progress: _Run, job: Job, done: Round) -> float:
     for clients, scored in _score(progress, job, False).items():
         for (model, split), scores in sorted(scored.scores.items()):
             summary = summarize(scores.accuracy, scores.loss, scores.samples)
-            progress.directory.record(
+            progress.record(
                 {
                     "event": "score",
                     **when,

@@ -1,0 +1,1 @@
+"""Search over recipe keys: many trials of a recipe, the best by validation data, never by test data."""

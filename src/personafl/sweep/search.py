@@ -1,0 +1,345 @@
+"""A sweep from start to best recipe: this process draws and judges trials, workers run them.
+
+    sweep.toml    the recipe with its section [sweep]
+    journal.log   all trials with their values and scores, as Optuna keeps them
+    trials/       the runs of trials that are on; removed when a trial ends
+    best.toml     the best recipe so far
+    trials.csv    all trials, when the sweep stops or ends
+
+Trials are scored on validation data; their runs never read the test data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import io
+import itertools
+import multiprocessing
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import personafl.data.build as data_build
+from personafl.errors import BadInput, Diverged, Interrupted, StorageFailed
+from personafl.runs.files import atomic_write
+from personafl.runs.interrupt import Stop, polite_stop
+from personafl.runs.recipe import CompareSection, EngineSection, EvaluationSection, Recipe
+from personafl.runs.rundir import RunDirectory, refuse_existing, resume_command
+from personafl.runs.runner import prepare
+from personafl.runs.values import merged, put, read_toml
+from personafl.sweep.config import SWEEP_FILE, space
+from personafl.sweep.study import Study, Trial, check_installed
+from personafl.sweep.worker import Done, Score, Task, serve
+
+__all__ = ["Listener", "Sweep", "load_sweep", "resume_sweep", "sweep"]
+
+Listener = Callable[[Trial, int, int], None]  # a trial that ended, how many have, of how many
+_POLL = 0.2  # seconds between two looks at whether the user wants to stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """All trials of a sweep so far, of how many, and the best of them."""
+
+    path: Path
+    trials: tuple[Trial, ...]
+    size: int
+    seeds: tuple[int, ...]
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the greatest accuracy, of equals the first."""
+        done = [trial for trial in self.trials if trial.state == "done"]
+        return max(done, key=lambda trial: trial.accuracy or 0.0, default=None)
+
+    @property
+    def ended(self) -> int:
+        """How many trials are over."""
+        return sum(trial.state != "running" for trial in self.trials)
+
+    @property
+    def command(self) -> str:
+        """What runs the best recipe on test data."""
+        verb = "run" if len(self.seeds) == 1 else "compare"
+        return f"personafl {verb} {shlex.quote(str(self.path / 'best.toml'))}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `personafl sweep --json` prints it."""
+        best = self.best
+        return {
+            "sweep": str(self.path),
+            "best": None if best is None else best.to_json(),
+            "command": None if best is None else self.command,
+            "trials": [trial.to_json() for trial in self.trials],
+        }
+
+    def to_csv(self) -> str:
+        """Return a line per trial."""
+        keys = list(dict.fromkeys(key for trial in self.trials for key in trial.values))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["trial", "state", "validation_accuracy", "rounds", *keys, "note"])
+        for trial in self.trials:
+            own = [trial.values.get(key) for key in keys]
+            writer.writerow([trial.number, trial.state, trial.accuracy, trial.rounds, *own, trial.note])
+        return text.getvalue()
+
+
+def sweep(recipe: Recipe, path: Path, *, jobs: int | None = None, listener: Listener | None = None) -> Sweep:
+    """Search in a new directory; `jobs` trials at a time, if not given as many as there are cores."""
+    recipe = recipe.anchored()
+    refuse_existing(path)
+    _check(recipe)
+    RunDirectory.create(path, {SWEEP_FILE: recipe.to_toml()})
+    return _search(recipe, path, jobs, listener)
+
+
+def resume_sweep(path: Path, *, jobs: int | None = None, listener: Listener | None = None) -> Sweep:
+    """Continue a sweep that was stopped; trials that were on go on from their checkpoints."""
+    check_installed()
+    return _search(_recipe_of(path), path, jobs, listener)
+
+
+def load_sweep(path: Path) -> Sweep:
+    """Return how far a sweep got."""
+    check_installed()
+    recipe = _recipe_of(path)
+    return _summary(recipe, path, Study(path, recipe, only_read=True))
+
+
+def _recipe_of(path: Path) -> Recipe:
+    return Recipe.parse(read_toml(path / SWEEP_FILE), str(path / SWEEP_FILE))
+
+
+def _check(recipe: Recipe) -> None:
+    """Fail if a trial cannot start: every value of every key is put in once, and of a grid every combination."""
+    check_installed()
+    if recipe.sweep is None:
+        raise BadInput(
+            "sweep: the recipe has no section [sweep]; add sweep.keys, as in sweep.keys.training.lr=[0.1,0.3]"
+        )
+    if recipe.sweep.pruner != "none" and not recipe.evaluate_every():
+        raise BadInput(
+            "sweep.pruner: evaluation.every = 0 scores only at the end, too late to stop a trial; "
+            "set evaluation.every=5, or sweep.pruner=none"
+        )
+    parts = space(recipe.sweep)
+    first = {part.key: part.examples[0] for part in parts}
+    seeds = _seeds(recipe)
+    data = data_build.load(recipe.data, seeds[0])
+    if not len(data.validation.flat):
+        raise BadInput(
+            "data.validation: a sweep chooses by validation data, and there are none; set data.validation=0.2"
+        )
+    for values in (first | {part.key: value} for part in parts for value in part.examples):
+        with _naming(values):
+            prepare(_trial_recipe(recipe, values, seeds[0]), data)
+    if recipe.sweep.sampler == "grid":
+        lists = [part.examples for part in parts]
+        for combination in itertools.product(*lists):
+            values = dict(zip(first, combination, strict=True))
+            with _naming(values):
+                _trial_recipe(recipe, values, seeds[0]).algorithm()
+
+
+@contextlib.contextmanager
+def _naming(values: Mapping[str, Any]) -> Iterator[None]:
+    """Say with which values a trial could not start."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"sweep.keys: {_said(values)} cannot be tried: {error}") from error
+
+
+def _seeds(recipe: Recipe) -> tuple[int, ...]:
+    assert recipe.sweep is not None
+    return recipe.sweep.seeds or (recipe.seed,)
+
+
+def _with_values(recipe: Recipe, values: Mapping[str, Any], **others: Any) -> Recipe:
+    """Return the recipe with a trial's values and without its sweep."""
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        put(changes, key, value)
+    base = recipe.model_dump(mode="json", exclude_none=True, exclude={"sweep", *others})
+    return Recipe.parse(merged(base, changes)).model_copy(update=others)
+
+
+def _trial_recipe(recipe: Recipe, values: Mapping[str, Any], seed: int) -> Recipe:
+    """Return the recipe of a trial's run: one thread, validation data alone, nothing tracked."""
+    own: dict[str, Any] = {
+        "seed": seed,
+        "tracking": (),
+        "compare": CompareSection(),
+        "engine": EngineSection(**recipe.engine.model_dump() | {"threads": 1}),
+        "evaluation": EvaluationSection(**recipe.evaluation.model_dump() | {"split": "validation"}),
+    }
+    return _with_values(recipe, values, **own)
+
+
+def _search(recipe: Recipe, path: Path, jobs: int | None, listener: Listener | None) -> Sweep:
+    """Do the trials that are left."""
+    assert recipe.sweep is not None
+    with RunDirectory(path).locked(), polite_stop() as stop:
+        study = Study(path, recipe)
+        left = recipe.sweep.size - _summary(recipe, path, study).ended
+        with _workers(min(jobs or _cores(recipe), left)) as workers:
+            try:
+                _drive(recipe, path, study, workers, stop, listener)
+            finally:
+                found = _summary(recipe, path, study)
+                atomic_write(path / "trials.csv", found.to_csv().encode())
+    if stop.requested:
+        raise Interrupted(f"stopped after {found.ended} of {found.size} trials; continue with: {resume_command(path)}")
+    shutil.rmtree(path / "pretrained", ignore_errors=True)
+    if found.best is None:
+        notes = [trial.note for trial in found.trials if trial.note]
+        raise Diverged(f"{path}: all {found.size} trials failed, the first with: {notes[0] if notes else 'pruning'}")
+    return found
+
+
+def _drive(
+    recipe: Recipe, path: Path, study: Study, workers: list[_Worker], stop: Stop, listener: Listener | None
+) -> None:
+    """Keep workers busy until all trials are done, or the user wants to stop."""
+    waiting = study.begun()
+    asked = False
+    while True:
+        for worker in workers:
+            if worker.trial is None and not stop.requested and (trial := next(waiting, None)) is not None:
+                worker.begin(trial, _task(recipe, path, trial))
+        busy = [worker for worker in workers if worker.trial is not None]
+        if not busy:
+            return
+        if stop.requested and not asked:
+            asked = True
+            for worker in busy:
+                worker.process.terminate()  # politely: it finishes its round
+        ready = wait([worker.pipe for worker in busy], timeout=_POLL)
+        for worker in (worker for worker in busy if worker.pipe in ready):
+            _answer(recipe, path, study, worker, stop, listener)
+
+
+def _answer(recipe: Recipe, path: Path, study: Study, worker: _Worker, stop: Stop, listener: Listener | None) -> None:
+    """Take one message of a worker."""
+    trial = worker.trial
+    assert trial is not None
+    message = worker.receive()
+    if isinstance(message, Score):
+        worker.send(study.score(trial.number, message.rounds, message.accuracy))
+        return
+    worker.trial = None
+    if message.broken:
+        raise StorageFailed(f"{message.broken}; then continue with: {resume_command(path)}")
+    if message.stopped or (stop.requested and message.note):
+        return  # it stays under way in the study
+    ended = study.tell(trial.number, message.accuracy, message.note)
+    shutil.rmtree(_folder(path, trial), ignore_errors=True)
+    found = _summary(recipe, path, study)
+    if found.best == ended:
+        _write_best(recipe, found)
+    if listener is not None:
+        listener(ended, found.ended, found.size)
+
+
+def _task(recipe: Recipe, path: Path, trial: Trial) -> Task:
+    """Return a trial as a worker runs it."""
+    folder = _folder(path, trial)
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [functools.partial(_trial_recipe, recipe, trial.values, seed) for seed in _seeds(recipe)]
+    return Task(recipes=tuple(runs), path=folder, pretrained=path.resolve() / "pretrained")
+
+
+def _folder(path: Path, trial: Trial) -> Path:
+    return path.resolve() / "trials" / f"{trial.number:05d}"
+
+
+def _summary(recipe: Recipe, path: Path, study: Study) -> Sweep:
+    assert recipe.sweep is not None
+    return Sweep(
+        path=path,
+        trials=tuple(study.trials()),
+        size=recipe.sweep.size,
+        seeds=_seeds(recipe),
+    )
+
+
+def _write_best(recipe: Recipe, found: Sweep) -> None:
+    best = found.best
+    assert best is not None
+    method = best.values.get("method.name", recipe.method.name)
+    alone = CompareSection(methods=(method,), seeds=found.seeds)  # without options, which would replace the method's
+    text = _with_values(recipe, best.values, seed=found.seeds[0], compare=alone).to_toml()
+    about = f"# Trial {best.number}, validation accuracy {100 * (best.accuracy or 0.0):.2f} %: {_said(best.values)}\n"
+    atomic_write(found.path / "best.toml", f"{about}#   {found.command}\n{text}".encode())
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _cores(recipe: Recipe) -> int:
+    """Return how many cores this process may use; on a GPU, which trials would fight for, 1."""
+    if recipe.engine.device != "cpu" and torch.cuda.is_available():
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class _Worker:
+    """A process, the pipe to it, and the trial that it is at."""
+
+    process: BaseProcess
+    pipe: Connection
+    trial: Trial | None = None
+
+    @classmethod
+    def start(cls) -> _Worker:
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there,), daemon=True)
+        process.start()
+        there.close()
+        return cls(process, here)
+
+    def begin(self, trial: Trial, task: Task) -> None:
+        """Send a trial, to a new process if this one died."""
+        if not self.process.is_alive():
+            fresh = _Worker.start()
+            self.process, self.pipe = fresh.process, fresh.pipe
+        self.trial = trial
+        self.send(task)
+
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # it died; `receive` says so
+            self.pipe.send(message)
+
+    def receive(self) -> Score | Done:
+        try:
+            message: Score | Done = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return Done(note=f"its process ended with {self.process.exitcode}; out of memory? try fewer --jobs")
+        return message
+
+
+@contextlib.contextmanager
+def _workers(count: int) -> Iterator[list[_Worker]]:
+    """Start workers, and end them afterwards."""
+    workers = [_Worker.start() for _ in range(count)]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.process.kill()  # what they wrote survives that
+            worker.process.join()
