@@ -35,6 +35,7 @@ from personafl.data.federated import Ragged, make_federated
 from personafl.models import convolutional
 from personafl.runs.engine import Engine, gather
 from personafl.runs.graphs import Graphs
+from personafl.runs.runner import set_arithmetic
 from personafl.runs.simulator import Federation, Simulation, bound
 from personafl.runs.store import Store
 
@@ -141,7 +142,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.dtype == "tf32"
+    set_arithmetic(options.dtype, GPU)
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}; ms a round, and times the floor"
     )

@@ -37,7 +37,7 @@ SIDES = (OURS, "pfl", "flower", "fedjax", "pfllib", "tight")
 PACKAGES = ("pfl", "flower", "fedjax")  # run by --peers-python
 PROCESSES = (OURS, "flower")  # use cores by processes, not by threads
 TOLERANCE = 1e-9  # of the norm of the change of the model
-ROUGH = {"pfl": 1e-4}  # it sums in float32
+ROUGH = {"pfl": 1e-3}  # its weights and sums are float32, whatever the model is
 
 
 class Side:

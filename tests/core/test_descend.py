@@ -13,6 +13,7 @@ from personafl.core import prox, tree
 from personafl.core.batches import Batch, Batches, Repeated, Together, Zipped
 from personafl.core.descend import descend, descend_from
 from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
+from personafl.core.terms import Quadratic, pull
 from personafl.core.tree import Params
 
 F64 = torch.float64
@@ -254,3 +255,47 @@ def test_one_minibatch_again_and_again() -> None:
     empty = batch._replace(real=torch.tensor([False]))
     got, loss = descend(objective, w(3.0), Repeated(empty, 4), optimizer)
     assert (float(got["w"]), float(loss)) == (3.0, 0.0)
+
+
+def test_a_term_by_hand() -> None:
+    """w ← w − ½((w − 4) + (w − 1) − 3) = 4 from 0, whatever w was; the loss is that of the objective alone, ½·4²."""
+    term = Quadratic(slope=w(-3.0), anchor=w(1.0), strength=1.0)
+    for steps, mean in ((1, 8.0), (2, 4.0)):
+        got, loss = descend(objective, w(0.0), batches([[4.0]] * steps), Sgd(lr=0.5).at(ROUND), term=term)
+        assert float(got["w"]) == 4.0
+        assert float(loss) == mean
+
+
+@pytest.mark.parametrize("sloped", [True, False])
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(lr=0.1), Sgd(lr=0.1, momentum=0.9), Sgd(lr=0.1, weight_decay=0.1), Accelerated(lr=0.1)]
+)
+def test_a_term_is_as_good_as_part_of_the_objective(optimizer: LocalOptimizer, sloped: bool) -> None:
+    """For stacked clients, of whom one has fewer steps than the other, and for one."""
+    values = torch.tensor([[3.0, -1.0, 2.0], [5.0, 7.0, 0.0]], dtype=F64)
+    real = torch.tensor([[True, True, True], [True, True, False]])
+    anchors, slopes = torch.tensor([1.0, -2.0], dtype=F64), torch.tensor([0.3, -0.4], dtype=F64)
+
+    def trained(x: Tensor, mask: Tensor, anchor: Tensor, slope: Tensor, told: bool) -> Tensor:
+        stream = Batches(x, x, torch.arange(3)[:, None], mask[:, None], torch.zeros(3, dtype=torch.int64))
+        term = Quadratic({"w": slope} if sloped else None, {"w": anchor}, 0.8)
+
+        def whole(params: Params, batch: Batch) -> Tensor:
+            linear = params["w"] * slope if sloped else 0.0
+            return objective(params, batch) + linear + pull(params, {"w": anchor}, 0.8)
+
+        at = optimizer.at(ROUND)
+        return (descend(objective, w(0.5), stream, at, term=term) if told else descend(whole, w(0.5), stream, at))[0][
+            "w"
+        ]
+
+    told, derived = (
+        vmap(lambda x, mask, anchor, slope, told=told: trained(x, mask, anchor, slope, told))(
+            values, real, anchors, slopes
+        )
+        for told in (True, False)
+    )
+    torch.testing.assert_close(told, derived, rtol=0, atol=1e-14)
+    for client in range(2):
+        alone = trained(values[client], real[client], anchors[client], slopes[client], True)
+        torch.testing.assert_close(alone, told[client], rtol=0, atol=1e-14)

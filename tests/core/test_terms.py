@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from personafl.core.terms import pull
+from personafl.core import tree
+from personafl.core.terms import Quadratic, pull
 
 F64 = torch.float64
 
@@ -26,3 +27,17 @@ def test_no_pull() -> None:
     assert (
         float(pull(w, w, 3.0)) == float(pull(w, {"a": torch.zeros(2, dtype=F64)}, 0.0)) == float(pull({}, {}, 1)) == 0
     )
+
+
+@pytest.mark.parametrize("sloped", [True, False])
+@pytest.mark.parametrize("held", [True, False])
+def test_the_gradient_of_a_quadratic_is_that_of_its_formula(sloped: bool, held: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    w, slope, anchor = ({"a": torch.randn(3, 2, generator=generator, dtype=F64)} for _ in range(3))
+    term = Quadratic(slope if sloped else None, anchor if held else None, 0.7 if held else 0.0)
+
+    def value(v: tree.Params) -> torch.Tensor:
+        total = torch.zeros((), dtype=F64) if not sloped else tree.dot(slope, v)
+        return total + pull(v, anchor, 0.7) if held else total + 0 * v["a"].sum()
+
+    torch.testing.assert_close(term.gradient(w)["a"], torch.func.grad(value)(w)["a"], rtol=0, atol=1e-14)

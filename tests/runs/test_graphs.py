@@ -151,3 +151,15 @@ def test_a_recording_is_the_training(tmp_path: Path, method: str) -> None:
     ]
     without_time = [[{k: v for k, v in row.items() if k != "seconds"} for row in side] for side in rows]
     assert without_time[0] == without_time[1]
+
+
+@CUDA
+@pytest.mark.parametrize("method", ["fedavg", "fedalt", "fedrep"])
+@pytest.mark.parametrize("dtype", ["tf32", "bfloat16"])
+def test_rounded_products_train_about_as_well(tmp_path: Path, method: str, dtype: str) -> None:
+    recipe = {"method": {"name": method}, "rounds": 10, "model": {"name": "cnn1", "filters": 4, "personal": "output"}}
+    rounded, plain = (
+        api.run({**recipe, "engine": {"device": "cuda", "dtype": name}}, out=tmp_path / name).rows[-1]["accuracy"]
+        for name in (dtype, "float32")
+    )
+    assert abs(rounded - plain) < 0.1

@@ -21,10 +21,10 @@ from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.personal import Personal, global_and_personal, retrained
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core.algorithm import Algorithm, Empty, Problem
-from personafl.core.batches import Batch, Batches, Data, Steps
+from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
-from personafl.core.terms import pull
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
 __all__ = ["DittoClient", "ditto"]
@@ -75,10 +75,8 @@ class DittoClient:
         training: Training,
         round_: Tensor,
     ) -> Personal:
-        def objective(v: Params, batch: Batch) -> Tensor:
-            return problem.mean_loss(v, batch) + pull(v, down.model, self.pull)
-
-        return Personal(descend(objective, state.model, batches, training.optimizer.at(round_))[0])
+        held = Quadratic(anchor=down.model, strength=self.pull)
+        return Personal(descend(problem.mean_loss, state.model, batches, training.optimizer.at(round_), term=held)[0])
 
 
 def ditto(

@@ -11,18 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model, SharedModelClient
 from personafl.algorithms.training import Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem
-from personafl.core.batches import Batch, Data
+from personafl.core.batches import Data
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
 from personafl.core.prox import shrink
-from personafl.core.terms import pull
-from personafl.core.tree import Params
+from personafl.core.terms import Quadratic
 
 __all__ = ["FedAvgClient", "fedavg"]
 
@@ -44,14 +42,10 @@ class FedAvgClient(SharedModelClient):
 
     def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
         """Return w_i − w_t."""
-
-        def objective(w: Params, batch: Batch) -> Tensor:
-            loss = problem.mean_loss(w, batch)
-            return loss + pull(w, down.model, self.proximal) if self.proximal else loss
-
         optimizer = self.training.optimizer
+        held = Quadratic(anchor=down.model, strength=self.proximal) if self.proximal else None
         prox = shrink("low-rank", self.rank_penalty * optimizer.rate(data.round)) if self.rank_penalty else None
-        w, loss = descend(objective, down.model, data.phases["local"], optimizer.at(data.round), prox)
+        w, loss = descend(problem.mean_loss, down.model, data.phases["local"], optimizer.at(data.round), prox, held)
         return state, Change(tree.sub(w, down.model), loss)
 
 

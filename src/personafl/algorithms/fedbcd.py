@@ -54,11 +54,12 @@ from torch import Tensor
 
 from personafl.algorithms.personal import retrained
 from personafl.algorithms.training import Count, Decay, NonNegative, Rate, Training
-from personafl.core import prox, terms, tree
+from personafl.core import prox, tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields, sent_once
-from personafl.core.batches import Batch, Batches, Data, Steps
-from personafl.core.descend import Objective, descend_from
+from personafl.core.batches import Batches, Data, Steps
+from personafl.core.descend import descend_from
 from personafl.core.optim import Accelerated, Sgd
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
@@ -118,10 +119,17 @@ class _Device:
         return {"global": down.model, "personal": state.model}
 
     def _steps(
-        self, objective: Objective[Batch], x: Params, previous: Params, batches: Batches, round_: Tensor
+        self,
+        problem: Problem,
+        x: Params,
+        previous: Params,
+        batches: Batches,
+        round_: Tensor,
+        term: Quadratic | None = None,
     ) -> tuple[Params, Params, Tensor]:
-        """Return x, the iterate before it, and the mean objective."""
-        return descend_from(objective, x, previous, batches, self.training.optimizer.at(round_))
+        """Return x, the iterate before it, and the mean loss."""
+        optimizer = self.training.optimizer.at(round_)
+        return descend_from(problem.mean_loss, x, previous, batches, optimizer, term=term)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +158,8 @@ class FedBcdClient(_Device):
     def _train(
         self, problem: Problem, z: Params, state: Iterates, batches: Batches, round_: Tensor
     ) -> tuple[Iterates, Tensor]:
-        def objective(x: Params, batch: Batch) -> Tensor:
-            return problem.mean_loss(x, batch) + terms.pull(x, z, self.penalty)
-
-        x, previous, loss = self._steps(objective, state.model, state.previous, batches, round_)
+        held = Quadratic(anchor=z, strength=self.penalty)
+        x, previous, loss = self._steps(problem, state.model, state.previous, batches, round_, held)
         return Iterates(x, previous), loss
 
 
@@ -178,20 +184,20 @@ class FedBcdIClient(_Device):
     ) -> tuple[OfflineIterates, PersonalChange]:
         """Train x and pull it towards z, and send where it is then."""
         batches = data.phases["local"]
-        x, previous, loss = self._steps(problem.mean_loss, state.model, state.previous, batches, data.round)
+        x, previous, loss = self._steps(problem, state.model, state.previous, batches, data.round)
         state = self._pulled(x, previous, down.model, batches)
         return state, PersonalChange(tree.sub(state.model, down.model), loss)
 
     def offline(self, problem: Problem, state: OfflineIterates, data: Data) -> OfflineIterates:
         """Train x alone, or wait."""
         batches = data.phases["local"]
-        x, previous, _ = self._steps(problem.mean_loss, state.model, state.previous, batches, data.round)
+        x, previous, _ = self._steps(problem, state.model, state.previous, batches, data.round)
         return tree.where(state.alone < self.wait_after, OfflineIterates(x, previous, state.alone + 1), state)
 
     def personalize(self, problem: Problem, down: Anchor, state: OfflineIterates, data: Data) -> OfflineIterates:
         """Train from z, then pull as in a round."""
         z = down.model
-        x, previous, _ = self._steps(problem.mean_loss, z, z, data.phases["tune"], data.round)
+        x, previous, _ = self._steps(problem, z, z, data.phases["tune"], data.round)
         return self._pulled(x, previous, z, data.phases["local"])
 
     def _pulled(self, x: Params, previous: Params, z: Params, batches: Batches) -> OfflineIterates:

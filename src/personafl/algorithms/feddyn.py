@@ -25,9 +25,9 @@ from personafl.algorithms.averaging import Change, Model, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
-from personafl.core.batches import Batch, Data
+from personafl.core.batches import Data
 from personafl.core.descend import descend
-from personafl.core.terms import pull
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
 __all__ = ["Dual", "DynamicClient", "DynamicServer", "feddyn"]
@@ -51,13 +51,9 @@ class DynamicClient(SharedModelClient):
 
     def update(self, problem: Problem, down: Model, state: Dual, data: Data) -> tuple[Dual, Change]:
         """Return γ_i and w_i − w_t."""
-
-        def objective(w: Params, batch: Batch) -> Tensor:
-            # ⟨γ, w − w_t⟩ differs from ⟨γ, w⟩ by a constant: the reported loss stays near f_i.
-            linear = tree.dot(state.dual, tree.sub(w, down.model))
-            return problem.mean_loss(w, batch) - linear + pull(w, down.model, self.pull)
-
-        w, loss = descend(objective, down.model, data.phases["local"], self.training.optimizer.at(data.round))
+        term = Quadratic(slope=tree.scale(state.dual, -1.0), anchor=down.model, strength=self.pull)
+        optimizer = self.training.optimizer.at(data.round)
+        w, loss = descend(problem.mean_loss, down.model, data.phases["local"], optimizer, term=term)
         change = tree.sub(w, down.model)
         return Dual(tree.sub(state.dual, tree.scale(change, self.pull))), Change(change, loss)
 

@@ -28,11 +28,12 @@ from torch import Tensor
 from personafl.algorithms.averaging import Averaging, Change, Model
 from personafl.algorithms.personal import Personal, global_and_personal, retrained
 from personafl.algorithms.training import Count, Rate, Training
-from personafl.core import terms, tree
+from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.batches import Batch, Batches, Data, Repeated, Steps
-from personafl.core.descend import Objective, descend
+from personafl.core.batches import Batches, Data, Repeated, Steps
+from personafl.core.descend import descend
 from personafl.core.optim import Sgd
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
 __all__ = ["MoreauClient", "pfedme"]
@@ -83,14 +84,13 @@ class MoreauClient:
         w, theta = start, start
         total = torch.zeros((), device=batches.device)
         for batch in batches.each():
-            theta, loss = descend(self._penalised(problem, w), theta, Repeated(batch, self.inner_steps), optimizer)
+            held = Quadratic(anchor=w, strength=self.pull)
+            again = Repeated(batch, self.inner_steps)
+            theta, loss = descend(problem.mean_loss, theta, again, optimizer, term=held)
             moved = tree.sub(w, tree.scale(tree.sub(w, theta), self.outer_lr * self.pull))
             w = tree.where(batch.real.any(), moved, w)  # without real samples `descend` kept θ, and the loss is 0
             total = total + loss
         return w, theta, total / batches.real.any(-1).sum().clamp(min=1)
-
-    def _penalised(self, problem: Problem, w: Params) -> Objective[Batch]:
-        return lambda theta, batch: problem.mean_loss(theta, batch) + terms.pull(theta, w, self.pull)
 
 
 def pfedme(

@@ -31,9 +31,10 @@ from personafl.algorithms.averaging import Averaging, Shared, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
-from personafl.core.batches import Batch, Data
+from personafl.core.batches import Data
 from personafl.core.descend import descend
 from personafl.core.optim import Sgd
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
@@ -74,13 +75,9 @@ class ScaffoldClient(SharedModelClient):
     def update(self, problem: Problem, down: Controlled, state: Control, data: Data) -> tuple[Control, Changes]:
         """Return c_i⁺, and the changes of the model and of c_i."""
         correction = tree.sub(down.control, state.control)
-
-        def objective(y: Params, batch: Batch) -> Tensor:
-            # y − x rather than y: a constant apart, it keeps the reported loss near f_i.
-            return problem.mean_loss(y, batch) + tree.dot(correction, tree.sub(y, down.model))
-
         batches, optimizer = data.phases["local"], self.training.optimizer
-        y, loss = descend(objective, down.model, batches, optimizer.at(data.round))
+        term = Quadratic(slope=correction)
+        y, loss = descend(problem.mean_loss, down.model, batches, optimizer.at(data.round), term=term)
         change = tree.sub(y, down.model)
         length = batches.real.any(-1).sum() * optimizer.rate(data.round)  # Kη
         trained = length > 0  # else c_i stays: no data, or a schedule that has come to 0

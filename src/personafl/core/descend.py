@@ -13,6 +13,7 @@ from personafl.core.batches import Step, Stream
 from personafl.core.gradient import differentiated, gradient_and_value, step
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params, Tree
 
 __all__ = ["Objective", "descend", "descend_from"]
@@ -27,16 +28,17 @@ def descend(
     batches: Stream[S],
     optimizer: Optimizer,
     prox: Prox | None = None,
+    term: Quadratic | None = None,
 ) -> tuple[Params, Tensor]:
-    """Minimise: for each minibatch B, x ← prox(x + step(∇objective(x; B))).
+    """Minimise: for each minibatch B, x ← prox(x + step(∇objective(x; B) + ∇term(x))).
 
-    Returns the last x and the mean of the objective over the steps taken, each where its gradient was taken: at x, or
-    ahead of it if the optimizer looks there. A minibatch without real samples, which is how a client with less data
-    than its neighbours is padded, leaves x and the optimizer's state as they are.
+    Returns the last x and the mean of the objective, without the term, over the steps taken, each where its gradient
+    was taken: at x, or ahead of it if the optimizer looks there. A minibatch without real samples, which is how a
+    client with less data than its neighbours is padded, leaves x and the optimizer's state as they are.
 
     A step may also look at several minibatches (`Zipped`) or many steps at one (`Repeated`).
     """
-    params, _, loss = descend_from(objective, start, optimizer.init(start), batches, optimizer, prox)
+    params, _, loss = descend_from(objective, start, optimizer.init(start), batches, optimizer, prox, term)
     return params, loss
 
 
@@ -47,11 +49,12 @@ def descend_from(
     batches: Stream[S],
     optimizer: Optimizer,
     prox: Prox | None = None,
+    term: Quadratic | None = None,
 ) -> tuple[Params, Tree, Tensor]:
     """Do the same from an optimizer's state, and return x, the optimizer's last state and the mean objective."""
     params = start
     total = torch.zeros((), device=batches.device)
-    taken = torch.zeros((), device=batches.device)
+    count = torch.zeros((), device=batches.device)
     factor = None if optimizer.factor is None else tree.number(optimizer.factor)
     # After the first step nobody else has the parameters, unless they are looked back at: then a step is in place.
     lasting = (batches.gaps and factor is None) or prox is not None or differentiated()
@@ -59,18 +62,21 @@ def descend_from(
         alive = batch.real.any() if batches.gaps else None
         owned = number > 0 and not lasting
         if factor is None:
-            gradient, value = gradient_and_value(objective, optimizer.look(params, state), batch)
+            here = optimizer.look(params, state)
+            gradient, value = gradient_and_value(objective, here, batch)
+            gradient = gradient if term is None else tree.add(gradient, term.gradient(here))
             moved, stepped = optimizer.move(gradient, state, params, owned=owned)
         else:
-            moved, value = step(objective, params, batch, factor, alive if prox is None else None, owned=owned)
+            taken = alive if prox is None else None
+            moved, value = step(objective, params, batch, factor, taken, term=term, owned=owned)
             stepped = state
         if prox is not None:
             moved = prox(moved)
         if alive is not None:
             if factor is None or prox is not None:
                 moved, stepped = tree.where(alive, (moved, stepped), (params, state))
-            total, taken = total + torch.where(alive, value, 0.0), taken + alive
+            total, count = total + torch.where(alive, value, 0.0), count + alive
         else:
-            total, taken = total + value, taken + 1
+            total, count = total + value, count + 1
         params, state = moved, stepped
-    return params, state, total / taken.clamp(min=1)
+    return params, state, total / count.clamp(min=1)

@@ -24,6 +24,7 @@ from torch.func import grad_and_value
 
 from personafl.core import tree
 from personafl.core.layers import Factored, Layers, Stack
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
 __all__ = ["differentiated", "gradient_and_value", "step"]
@@ -48,14 +49,16 @@ def step(
     factor: float | Tensor,
     alive: Tensor | None = None,
     *,
+    term: Quadratic | None = None,
     owned: bool = False,
 ) -> tuple[Params, Tensor]:
-    """Return params + factor · ∇objective(params; batch), and the objective at params.
+    """Return params + factor · ∇(objective + term)(params; batch), and the objective at params.
 
     `alive`, [] of booleans, says whether the step is taken. If the params are `owned`, their memory is used.
     """
     if not _tapeable(params):
         gradient, value = grad_and_value(objective)(params, batch)
+        gradient = gradient if term is None else tree.add(gradient, term.gradient(params))
         moved = tree.add_scaled(params, gradient, factor)
         return (moved if alive is None else tree.where(alive, moved, params)), value
     # Autocast leaves the factors in another precision than the weights.
@@ -66,6 +69,8 @@ def step(
         rate = tape.plain(rate) if isinstance(rate, Tensor) else rate
         for name, leaf in tape.leaves.items():
             value, own, dense = leaf.detach(), owned, tape.dense[name]
+            if term is not None:  # first, for it is to be taken where the step begins
+                value, own = _moved_by(_plain_term(tape, term, name), value, rate, taken, into=own), True
             if dense is not None:
                 value, own = tree.added(value, _masked(dense, taken), rate, into=own), True
             for part in tape.factored.get(name, ()):
@@ -73,6 +78,34 @@ def step(
                 value, own = factors.onto(value, rate, owned=own), True
             moved[name] = value if own else value.clone()
     return tape.each(moved)
+
+
+def _plain_term(tape: _Tape, term: Quadratic, name: str) -> tuple[Tensor | None, Tensor | None, float]:
+    """Return a term's slope, anchor and strength for one parameter."""
+    slope, anchor = (None if part is None else tape.plain(part[name]) for part in term[:2])
+    return slope, anchor, term.strength
+
+
+def _moved_by(
+    term: tuple[Tensor | None, Tensor | None, float],
+    value: Tensor,
+    rate: float | Tensor,
+    taken: Tensor | None,
+    *,
+    into: bool,
+) -> Tensor:
+    """Return value + rate · ∇term(value), the gradient never written."""
+    slope, anchor, strength = term
+    if taken is not None:
+        rate = taken.to(value.dtype) * rate
+    if anchor is not None:
+        part = -strength * rate
+        if isinstance(part, Tensor):
+            part = part.to(value.dtype).reshape(-1, *[1] * (value.ndim - 1)) if part.ndim else part.to(value.dtype)
+        value, into = value.lerp_(anchor, part) if into else value.lerp(anchor, part), True
+    if slope is not None:
+        value = tree.added(value, slope, rate, into=into)
+    return value
 
 
 def _masked(value: Tensor, taken: Tensor | None) -> Tensor:

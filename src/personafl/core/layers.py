@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["Factored", "Layers", "Stack"]
 
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _WORTH = 2**14  # entries of one client's weight from which a pass over it costs more than a call
 
 
@@ -74,6 +75,8 @@ class Layers(TorchFunctionMode):
         """Compute linear layers; leave the rest to torch."""
         if func is functional.linear and not kwargs:
             return self._linear(*args)
+        if func in _CONVOLUTIONS and torch.is_autocast_enabled("cuda"):
+            return _biased_after(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -93,6 +96,14 @@ class Layers(TorchFunctionMode):
             result: Tensor = _Linear.apply(x, weight, bias, keep)  # type: ignore[no-untyped-call]
             result = result.reshape(stack.clients, *shape, weight.shape[1])
         return stack.each(result)
+
+
+def _biased_after(
+    func: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **options: Any
+) -> Tensor:
+    """Return a convolution with its bias added: under vmap, autocast rounds all of its arguments but a shared bias."""
+    result = func(x, weight, None, *rest, **options)
+    return result if bias is None else result + bias.to(result.dtype).reshape(-1, *[1] * (weight.ndim - 2))
 
 
 class _Linear(torch.autograd.Function):
