@@ -2,10 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo docs results test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd lint types unit format install install-dev clean
+.PHONY: demo demo-deploy docs results test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
+
+# A server and three devices on this machine, as processes, with certificates of their own.
+demo-deploy: install-deploy
+	$(BIN)/python benchmarks/demo_deploy.py
 
 test: lint types unit
 
@@ -93,6 +97,18 @@ evidence-fedbcd: install
 	$(BIN)/personafl latency
 	$(BIN)/personafl compare recipes/buffered.toml --out runs/evidence-fedbcd/buffered
 
+# The figures of docs/reliability.md: real processes on loopback, on a CPU.
+EVIDENCE := $(BIN)/python tests/deploy/processes.py
+evidence-deploy: install-deploy
+	$(EVIDENCE) equal
+	$(EVIDENCE) kills 120
+	$(EVIDENCE) failpoints
+	$(EVIDENCE) malformed 10000
+	$(EVIDENCE) canary
+	$(EVIDENCE) dropouts
+	$(EVIDENCE) load 200
+	for part in equal kills down delays; do $(BIN)/python tests/deploy/clouds.py $$part || exit 1; done
+
 # The documentation as a site, in site/: open site/index.html. Warnings are errors; nothing is loaded from elsewhere.
 docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -107,12 +123,17 @@ format: install-dev
 	$(BIN)/ruff format .
 
 install: .venv/installed
+install-deploy: .venv/installed-deploy
 install-dev: .venv/installed-dev
 
 # torch is pinned in constraints.txt: an unpinned install may pull gigabytes of CUDA libraries.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/installed-deploy: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
 	touch $@
 
 .venv/installed-dev: .venv/installed

@@ -26,7 +26,7 @@ CASES = {
     ],
     "quped small": [
         "quped.toml", "--dataset", MNIST, "--methods", "quped-2bit", "--seeds", "0",
-        "rounds=15", "training.steps=3", "compare.options.quped.freeze_after=12", "data.partition.clients=10",
+        "rounds=30", "training.steps=3", "compare.options.quped.freeze_after=24", "data.partition.clients=10",
         "model.filters=8",
     ],
 }  # fmt: skip
@@ -54,11 +54,12 @@ def measure(words: list[str]) -> None:
     """Do what `personafl compare` does after its imports, and print what it took."""
     from personafl import Recipe, api, cli
     from personafl.plan.probe import size_of
+    from personafl.runs.values import from_words
 
     at = next((place for place, word in enumerate(words) if "=" in word), len(words))
     options = dict(zip(words[1:at:2], words[2:at:2], strict=True))
     given = {"data.source": options.get("--dataset"), "compare.methods": cli._listed(options.get("--methods"))}
-    values = cli._values([words[0], *words[at:]], given | {"compare.seeds": cli._listed(options.get("--seeds"))})
+    values = from_words([words[0], *words[at:]], given | {"compare.seeds": cli._listed(options.get("--seeds"))})
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         done = api.compare(Recipe.parse(*values), out=Path(folder) / "runs")

@@ -20,7 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from personafl import __version__
+from personafl.cli_deploy import add_commands
 from personafl.errors import BadInput, Diverged, Interrupted, PersonaError
+from personafl.runs.values import from_words
 
 __all__ = ["app", "main"]
 
@@ -69,6 +71,13 @@ Start = Annotated[
 Track = Annotated[
     str | None, typer.Option(metavar="NAMES", help="Also write metrics to tensorboard, mlflow, wandb (offline).")
 ]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", metavar="local|ray", help="What trains: this machine, or a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Of the Ray cluster; if not given, one is started on this machine alone."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and nothing else on standard output.")]
 
@@ -100,6 +109,8 @@ def run(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Decides split, cohorts, batches, start.")] = None,
     out_path: Out = None,
     track: Track = None,
+    engine: EngineName = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -109,15 +120,16 @@ def run(
 
     options = _data_options(dataset, partition, model, rounds)
     options |= {"method.name": method, "seed": seed, "start": start, "tracking": _listed(track)}
-    recipe = Recipe.parse(*_values(words, options))
+    recipe = Recipe.parse(*from_words(words, options))
     alone = recipe.compare.model_copy(update={"methods": (recipe.method.name,), "seeds": (recipe.seed,)})
     out_path = out_path or claim_name(Path("runs"), recipe.name)
-    result = _displayed(
-        recipe.model_copy(update={"compare": alone}),
-        out_path,
-        quiet or as_json,
-        lambda listen: api.run(recipe, out=out_path, listener=listen(recipe.method.name, recipe.seed)),
-    )
+    with _trained_by(engine, address):
+        result = _displayed(
+            recipe.model_copy(update={"compare": alone}),
+            out_path,
+            quiet or as_json,
+            lambda listen: api.run(recipe, out=out_path, listener=listen(recipe.method.name, recipe.seed)),
+        )
     _report(result.path, result.rows, as_json)
 
 
@@ -137,6 +149,8 @@ def compare(
     ] = None,
     out_path: Out = None,
     track: Track = None,
+    engine: EngineName = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -146,17 +160,20 @@ def compare(
 
     options = _data_options(dataset, partition, model, rounds)
     options |= {"compare.methods": _listed(methods), "compare.seeds": _listed(seeds)}
-    recipe = Recipe.parse(*_values(words, options | {"start": start, "tracking": _listed(track)}))
+    recipe = Recipe.parse(*from_words(words, options | {"start": start, "tracking": _listed(track)}))
     out_path = out_path or claim_name(Path("runs"), recipe.name)
-    result = _displayed(
-        recipe, out_path, quiet or as_json, lambda listen: api.compare(recipe, out=out_path, listener=listen)
-    )
+    with _trained_by(engine, address):
+        result = _displayed(
+            recipe, out_path, quiet or as_json, lambda listen: api.compare(recipe, out=out_path, listener=listen)
+        )
     _report_all(result, as_json)
 
 
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run or comparison.")],
+    engine: EngineName = None,
+    address: Address = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -165,10 +182,13 @@ def resume(
     from personafl.sweep.config import SWEEP_FILE
 
     if (path / SWEEP_FILE).exists():
+        if engine == "ray":
+            raise BadInput(f"--engine ray: the trials of a sweep ({path}) are trained on this machine")
         cli_sweep.resume_sweep(path, quiet, as_json)
         return
     recipe = api.recipe_of(path)
-    result = _displayed(recipe, path, quiet or as_json, lambda listen: api.resume(path, listener=listen))
+    with _trained_by(engine, address):
+        result = _displayed(recipe, path, quiet or as_json, lambda listen: api.resume(path, listener=listen))
     _report_all(result, as_json)
 
 
@@ -327,7 +347,7 @@ def fit(
     )
     models = None if names is None else parse_models(names)
     bits = None if widths is None else parse_bits(widths)
-    recipe = Recipe.parse(*_values(words, _data_options(dataset, partition, None, None)))
+    recipe = Recipe.parse(*from_words(words, _data_options(dataset, partition, None, None)))
     found = find(recipe, limits, models, bits)
     if as_json:
         print(json.dumps(found.to_json(), allow_nan=False))
@@ -341,7 +361,7 @@ def print_recipe(words: Words = None) -> None:
     """Print a recipe with all its keys and their values, to start your own from."""
     from personafl import Recipe
 
-    print(Recipe.parse(*_values(words, {})).to_toml(), end="")
+    print(Recipe.parse(*from_words(words, {})).to_toml(), end="")
 
 
 @app.command()
@@ -431,7 +451,7 @@ def data_describe(
     from personafl.data.build import load
     from personafl.data.describe import describe, picture
 
-    recipe = Recipe.parse(*_values(words, _data_options(dataset, partition, None, None) | {"seed": seed}))
+    recipe = Recipe.parse(*from_words(words, _data_options(dataset, partition, None, None) | {"seed": seed}))
     data = load(recipe.data, recipe.seed)
     describe(data, out)
     if svg is not None:
@@ -449,10 +469,29 @@ def model_describe(
     from personafl.runs.memory import training_memory
     from personafl.runs.runner import prepare
 
-    recipe = Recipe.parse(*_values(words, _data_options(dataset, partition, model, None)))
+    recipe = Recipe.parse(*from_words(words, _data_options(dataset, partition, model, None)))
     job = prepare(recipe)
     for part in model_tables(job.federation.problems[0], training_memory(job)):
         out.print(part)
+
+
+@data_app.command("deal")
+def data_deal(
+    words: Words = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    out_path: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to.")] = Path("dealt"),
+) -> None:
+    """Write each client's data to a file of its own, for devices, and the recipe that their server needs."""
+    from personafl import Recipe
+    from personafl.deploy.datafile import deal
+
+    recipe = Recipe.parse(*from_words(words, _data_options(dataset, partition, None, None)))
+    _, files = deal(recipe, out_path)
+    out.print(f"{len(files)} files and recipe.toml in {out_path}", soft_wrap=True, markup=False)
+
+
+add_commands(app)
 
 
 def main() -> None:
@@ -496,24 +535,21 @@ def _data_options(dataset: str | None, partition: str | None, model: str | None,
     }
 
 
+def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which what is run is trained by an engine."""
+    if engine not in (None, "local", "ray"):
+        raise BadInput(f"--engine: no engine {engine!r}; valid: local, ray")
+    if engine != "ray":
+        if address is not None:
+            raise BadInput("--address: is for --engine ray")
+        return contextlib.nullcontext()
+    from personafl.runs.cluster import connected
+
+    return connected(address)
+
+
 def _listed(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _values(words: list[str] | None, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return a recipe's nested values and its file's name: the file, then the command's options, then the overrides."""
-    from personafl.runs.values import apply_overrides, put, read_toml
-
-    files = [word for word in words or [] if "=" not in word]
-    if len(files) > 1:
-        raise BadInput(f"{files[1]!r}: only one recipe can be given; overrides are written key.sub=value")
-    values = read_toml(Path(files[0])) if files else {}
-    if files:
-        values.setdefault("name", Path(files[0]).stem)
-    for key, value in options.items():
-        if value is not None:
-            put(values, key, value)
-    return apply_overrides(values, [word for word in words or [] if "=" in word]), files[0] if files else ""
 
 
 def _displayed(recipe: Any, path: Path, quiet: bool, work: Callable[[Any], Any]) -> Any:

@@ -11,6 +11,7 @@ import typer
 
 from personafl import cli
 from personafl.errors import BadInput
+from personafl.runs.values import from_words
 
 __all__ = ["resume_sweep", "show_sweep"]
 
@@ -39,7 +40,7 @@ def sweep(
 
     options = cli._data_options(dataset, partition, model, rounds)
     options |= {"method.name": method, "sweep.trials": trials, "sweep.seeds": cli._listed(seeds)}
-    recipe = Recipe.parse(*cli._values(words, options))
+    recipe = Recipe.parse(*from_words(words, options))
     path = out_path or claim_name(Path("runs"), f"{recipe.name}-sweep")
     _shown(lambda listener: search(recipe, path, jobs=jobs, listener=listener), quiet, as_json)
 
@@ -70,7 +71,7 @@ def plan(
         raise BadInput("--method is one run; remove it, or --methods and --seeds")
     options = cli._data_options(dataset, partition, model, rounds) | {"method.name": method}
     options |= {"compare.methods": cli._listed(methods), "compare.seeds": cli._listed(seeds)}
-    recipe = Recipe.parse(*cli._values(words, options))
+    recipe = Recipe.parse(*from_words(words, options))
     if method is not None:
         recipe = recipe.alone()
     with Display(cli.err, quiet or as_json).count("methods probed") as listener:

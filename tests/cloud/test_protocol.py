@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personafl.cloud.protocol import Coordinator, Isolate, Mix, Ready, Start
+from personafl.cloud.protocol import Back, Coordinator, Gone, Isolate, Mix, Ready, Start
 
 
 def test_sync_waits_for_all() -> None:
@@ -41,6 +41,36 @@ def test_rigorous_isolates_who_is_late_until_it_has_caught_up() -> None:
     assert coordinator.receive(Ready(0, 1)) == (Isolate(0, 1), Start(0, 2))
     assert coordinator.receive(Ready(0, 2)) == ()
     assert coordinator.receive(Ready(2, 2)) == (Mix((0, 2), 2), Start(0, 3), Start(2, 3))
+
+
+def test_who_is_gone_is_not_waited_for() -> None:
+    """Of three servers all are waited for; the last one is gone, and once back it is waited for again."""
+    coordinator = Coordinator(3, 3)
+    coordinator.start()
+    assert coordinator.receive(Ready(0, 0)) == ()
+    assert coordinator.receive(Ready(1, 0)) == ()
+    assert coordinator.receive(Gone(2)) == (Mix((0, 1), 0), Start(0, 1), Start(1, 1))
+    assert coordinator.receive(Ready(1, 1)) == ()
+    assert coordinator.receive(Back(2)) == ()
+    assert coordinator.receive(Ready(0, 1)) == ()
+    assert coordinator.receive(Ready(2, 0)) == (Mix((0, 1, 2), 1), Start(0, 2), Start(1, 2), Start(2, 2))
+    assert coordinator.at(2) == 2
+
+
+def test_who_is_gone_after_it_announced_itself_is_mixed() -> None:
+    coordinator = Coordinator(3, 2)
+    coordinator.start()
+    assert coordinator.receive(Ready(0, 0)) == ()
+    assert coordinator.receive(Gone(0)) == ()
+    assert coordinator.receive(Gone(1)) == ()
+    assert coordinator.receive(Ready(2, 0)) == (Mix((0, 2), 0), Start(0, 1), Start(2, 1))
+    assert coordinator.receive(Ready(2, 1)) == (Mix((2,), 1), Start(2, 2))
+
+
+def test_nothing_is_mixed_when_all_are_gone() -> None:
+    coordinator = Coordinator(2, 2)
+    coordinator.start()
+    assert [coordinator.receive(Gone(server)) for server in (0, 1)] == [(), ()]
 
 
 @pytest.mark.parametrize("event", [Ready(0, 1), Ready(3, 0), Ready(1, 0)])

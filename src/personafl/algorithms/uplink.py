@@ -42,13 +42,22 @@ from torch.utils import _pytree as pytree
 
 from personafl.algorithms.training import Count
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, ClientRule, Problem, for_returning
+from personafl.core.algorithm import Algorithm, ClientRule, Problem, for_returning, upload_type
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.prox import as_matrix, from_matrix
 from personafl.core.schedule import FORBID_UNKNOWN
 from personafl.core.tree import Params, Tree
 
-__all__ = ["Codec", "CompressedClient", "Compression", "LowRank", "TopEntries", "Whole", "compressed"]
+__all__ = [
+    "Codec",
+    "CompressedClient",
+    "Compression",
+    "LowRank",
+    "TopEntries",
+    "Whole",
+    "compressed",
+    "untrained_upload",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +145,11 @@ class CompressedClient:
         return tuple(getattr(self.rule, "uploads_of_state", ()))
 
     @property
+    def uploads(self) -> type[Tree]:
+        """As the method: what is declared to leave the device."""
+        return upload_type(self.rule)
+
+    @property
     def offline(self) -> Callable[[Problem, WithError, Data], WithError] | None:
         """As the method, if it has that: nothing is sent, so e_i stays."""
         own = getattr(self.rule, "offline", None)
@@ -148,7 +162,7 @@ class CompressedClient:
         own = self.rule.init(problem, down, generator)
         error: Params = {}
         if self.codec.error_feedback:
-            upload = _untrained_upload(self.rule, problem, down, own)
+            upload = untrained_upload(self.rule, problem, down, own)
             entries = pytree.tree_leaves_with_path(upload, is_leaf=wire.is_form)
             error = {tree.path_name(path): torch.zeros_like(leaf) for path, leaf in entries if _pays(self.codec, leaf)}
         return WithError(own, error)
@@ -214,7 +228,7 @@ def _is_smaller(codec: Compression, shape: torch.Size, dtype: torch.dtype) -> bo
     return wire.size({"weight": codec.divide(weight)[0]}) < wire.size({"weight": weight})
 
 
-def _untrained_upload(rule: ClientRule, problem: Problem, down: Any, state: Tree) -> Tree:
+def untrained_upload(rule: ClientRule, problem: Problem, down: Any, state: Tree) -> Tree:
     """Return what a client sends that has trained no steps, for its structure."""
     like = next((leaf for leaf in tree.leaves(down) if leaf.is_floating_point()), torch.zeros(()))
     device = like.device

@@ -13,9 +13,14 @@ from personafl.cloud.config import CloudSection
 from personafl.cloud.protocol import Coordinator
 from personafl.cloud.topology import Topology, Weights, full, matrices
 
-__all__ = ["Cloud"]
+__all__ = ["Cloud", "coordinator_of"]
 
 Clients = NDArray[np.int64]
+
+
+def coordinator_of(section: CloudSection) -> Coordinator:
+    """Return who decides what a recipe's servers wait for."""
+    return Coordinator(section.servers, section.first or section.servers, rigorous=section.protocol == "rigorous")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +35,6 @@ class Cloud:
     def aggregations(self) -> Iterator[Aggregation]:
         """Play what happens, from the beginning and without end, in virtual time."""
         section = self.section
-        coordinator = Coordinator(
-            section.servers, section.first or section.servers, rigorous=section.protocol == "rigorous"
-        )
         phases = Phases(
             topology=self.topology,
             active=section.active,
@@ -41,7 +43,7 @@ class Cloud:
             steps=self.steps,
             seed=self.seed,
         )
-        return play(coordinator, phases)
+        return play(coordinator_of(section), phases)
 
     def mixing(self, aggregation: Aggregation) -> Weights:
         """Return how the members of an aggregation mix their models: row n is what server n's is made of."""

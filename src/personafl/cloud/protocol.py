@@ -3,13 +3,16 @@
 R. Wu et al., *Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models*, §3.1 and Appendix
 A. A server announces that its devices are done with its round; the coordinator answers, at once or later.
 
-    Ready ──▶ Coordinator ──▶ Mix, Isolate, Start
+    Ready, Gone, Back ──▶ Coordinator ──▶ Mix, Isolate, Start
 
 - All servers (`first` = `servers`): sync and gossip. Round t is mixed when everyone is there.
 - The first B: async. Round t is mixed when B servers are there, whatever round they began in; the others stay as they
   are and keep what they have done so far.
 - `rigorous`: only servers at the coordinator's round are counted. One that comes too late for its round is isolated: it
   updates from its own model alone and goes on to its next round, so that every server does every round.
+
+A server that is gone is not waited for, unless it announced its round before: the first min(B, live) are enough. Once
+back, it goes on with its round.
 
 A round's number is the coordinator's when the server began it; a server never begins two with one number.
 """
@@ -19,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Coordinator", "Event", "Isolate", "Mix", "Ready", "Start"]
+__all__ = ["Back", "Coordinator", "Event", "Gone", "Isolate", "Mix", "News", "Ready", "Start"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,20 @@ class Ready:
 
     server: int
     round: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """In: a server has given no sign of life for too long."""
+
+    server: int
+
+
+@dataclass(frozen=True)
+class Back:
+    """In: a server that was gone is there again."""
+
+    server: int
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,7 @@ class Start:
     round: int
 
 
+News = Ready | Gone | Back
 Event = Mix | Isolate | Start
 
 
@@ -67,13 +85,24 @@ class Coordinator:
         self._round = 0  # how many were mixed
         self._at = dict.fromkeys(range(servers), 0)  # server -> the round that it is in
         self._waiting: set[int] = set()
+        self._gone: set[int] = set()
 
     def start(self) -> tuple[Start, ...]:
         """Begin: everyone starts round 0."""
         return tuple(Start(server, 0) for server in self._at)
 
-    def receive(self, event: Ready) -> tuple[Event, ...]:
-        """Return what follows from a server's announcement, in the order in which it is to be done."""
+    def at(self, server: int) -> int:
+        """Return the round that a server is in."""
+        return self._at[server]
+
+    def receive(self, event: News) -> tuple[Event, ...]:
+        """Return what follows from what is heard of a server, in the order in which it is to be done."""
+        if isinstance(event, Gone):
+            self._gone.add(event.server)
+            return tuple(self._mixed())
+        self._gone.discard(event.server)
+        if isinstance(event, Back):
+            return ()
         if self._at.get(event.server) != event.round or event.server in self._waiting:
             raise ValueError(f"server {event.server} is not in round {event.round}, or announced it before")
         return tuple(self._answer(event.server))
@@ -84,13 +113,19 @@ class Coordinator:
             yield self._started(server, self._at[server] + 1)
             return
         self._waiting.add(server)
-        if len(self._waiting) == self._first:
-            members = tuple(sorted(self._waiting))
-            yield Mix(members, self._round)
-            self._round += 1
-            self._waiting.clear()
-            for member in members:
-                yield self._started(member, self._round)
+        yield from self._mixed()
+
+    def _mixed(self) -> Iterator[Event]:
+        """Mix those who wait, if they are enough."""
+        live = len(self._at) - len(self._gone - self._waiting)
+        if not self._waiting or len(self._waiting) < min(self._first, live):
+            return
+        members = tuple(sorted(self._waiting))
+        yield Mix(members, self._round)
+        self._round += 1
+        self._waiting.clear()
+        for member in members:
+            yield self._started(member, self._round)
 
     def _started(self, server: int, number: int) -> Start:
         self._at[server] = number

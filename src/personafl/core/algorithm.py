@@ -8,6 +8,7 @@ code per algorithm. Every state has one owner; only `Down` and `Up` cross.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -37,6 +38,7 @@ __all__ = [
     "packed",
     "reduce",
     "sent_once",
+    "upload_type",
 ]
 
 T = TypeVar("T")
@@ -173,6 +175,24 @@ def packed(rule: ClientRule, problem: Problem, message: Any, state: Any) -> dict
     if own is not None:
         return own(problem, message, state)  # type: ignore[no-any-return]
     return {name: (params,) for name, params in rule.models(problem, wire.dense(message), state).items()}
+
+
+def upload_type(rule: ClientRule) -> type[Any]:
+    """Return the type that a client rule declares for what leaves the device: by the annotation of its `update`.
+
+    A rule around another one has a property `uploads` instead. One that declares nothing is refused: what may leave is
+    listed, never guessed.
+    """
+    found = getattr(rule, "uploads", None)
+    if found is None:
+        returned = typing.get_args(typing.get_type_hints(type(rule).update).get("return"))
+        found = returned[1] if len(returned) == 2 else None
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+        raise BadInput(
+            f"method: {type(rule).__name__}.update does not declare what it sends; annotate it as "
+            "-> tuple[STATE, UP], UP a NamedTuple"
+        )
+    return found
 
 
 def sent_once(*fields: str) -> Callable[[type[T]], type[T]]:

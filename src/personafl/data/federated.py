@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["FederatedData", "Numbered", "Ragged", "Split", "TaskName", "make_federated"]
+__all__ = ["FederatedData", "Numbered", "Ragged", "Split", "TaskName", "blank", "make_federated"]
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
@@ -185,6 +185,42 @@ def make_federated(
         task=task or ("classification" if y.ndim == 1 else "next-token"),
         vocabulary=vocabulary,
         notes=notes,
+    )
+
+
+def blank(
+    *,
+    input_shape: Sequence[int],
+    target_shape: Sequence[int],
+    classes: int,
+    task: TaskName,
+    vocabulary: int | None,
+    sizes: Mapping[int, int] | None = None,
+) -> FederatedData:
+    """Return data of a shape, without content: all that building a network needs.
+
+    `sizes` are the training samples of clients by their number, if there are clients.
+    """
+    sizes = sizes or {}
+    clients = max(sizes, default=-1) + 1
+    counts = np.zeros(clients, dtype=np.int64)
+    counts[list(sizes)] = list(sizes.values())
+    members = np.array(sorted(sizes), dtype=np.int64)
+    none = Ragged.empty(clients)
+    return make_federated(
+        name="shape",
+        x=torch.zeros(2, *input_shape, dtype=torch.float32 if vocabulary is None else torch.int64),
+        y=torch.full((2, *target_shape), -1),
+        classes=classes,
+        train=Ragged(np.zeros(int(counts.sum()), dtype=np.int64), _offsets(counts)),
+        validation=none,
+        test=none,
+        seen=members,
+        unseen=np.zeros(0, np.int64),
+        client_names=tuple(str(number) for number in range(clients)),
+        label_names=(),
+        vocabulary=vocabulary,
+        task=task,
     )
 
 

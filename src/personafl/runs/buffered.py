@@ -104,7 +104,7 @@ class BufferedSimulation(Simulation):
         message = self.broadcast()
         bytes_down = self._start(np.array(event.started, dtype=np.int64), message, number)
         bytes_up, uploads, loss = self._receive(event)
-        self.server = self._updated(self.server, uploads, number)
+        self.server = self.updated(self.server, uploads, number)
         staleness = [arrival.staleness for arrival in event.taken]
         return Round(
             number=number,
@@ -121,7 +121,7 @@ class BufferedSimulation(Simulation):
 
     def _start(self, starting: Clients, message: Tree, number: int) -> int:
         """Train clients that start now, for when they arrive; return the bytes they were sent."""
-        for clients, states, uploads in self._results(starting, message, number):
+        for clients, states, uploads in self.results(starting, message, number):
             size = torch.full((len(clients),), wire.size_of_one(uploads), device=self._device)
             dense = wire.dense_each(uploads)
             self._wait(clients, tree.flatten(Finished(states, dense, size)))

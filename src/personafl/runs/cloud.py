@@ -44,7 +44,7 @@ from personafl.runs.rundir import RunDirectory
 from personafl.runs.simulator import Federation, Round, Simulation, Trained
 from personafl.runs.store import Store
 
-__all__ = ["CloudSimulation", "journal", "make_cloud", "make_simulation"]
+__all__ = ["CloudSimulation", "journal", "make_cloud", "make_simulation", "mixed", "with_own", "without_own"]
 
 Clients = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -155,7 +155,7 @@ class CloudSimulation(Simulation):
         for iteration in range(self._section.iterations):
             states = [mixed(states, row, place) for place, row in enumerate(mixing)]
             if iteration == 0:
-                states = [self._updated(state, own, number) for state, own in zip(states, uploads, strict=True)]
+                states = [self.updated(state, own, number) for state, own in zip(states, uploads, strict=True)]
             else:
                 states = [self._checked(rule.again(state), number) for state in states]
         changed = dict(zip(servers, states, strict=True))
@@ -184,17 +184,25 @@ def mixed(states: Sequence[Tree], weights: Weights, place: int) -> Tree:
         return torch.as_tensor(total, dtype=own.dtype)
 
     dense = [wire.dense(state) for state in states]
-    return _with_own(tree.map(mean, dense[0], *dense[1:]), dense[place])
+    return with_own(tree.map(mean, dense[0], *dense[1:]), dense[place])
 
 
-def _with_own(mean: Tree, own: Tree) -> Tree:
+def without_own(state: Tree) -> Tree:
+    """Return what of a server's state is mixed, dense; its own fields, also those of states inside it, are empty."""
+    if wire.is_form(state) or not hasattr(type(state), "_fields"):
+        return wire.dense(state)
+    kept = getattr(type(state), "OWN_FIELDS", ())
+    return type(state)(**{name: () if name in kept else without_own(getattr(state, name)) for name in state._fields})
+
+
+def with_own(mean: Tree, own: Tree) -> Tree:
     """Return a mixed state with the server's own fields put back, also those of states inside it."""
     if not hasattr(type(own), "_fields"):
         return mean
     kept = getattr(type(own), "OWN_FIELDS", ())
     return type(own)(
         **{
-            name: getattr(own, name) if name in kept else _with_own(getattr(mean, name), getattr(own, name))
+            name: getattr(own, name) if name in kept else with_own(getattr(mean, name), getattr(own, name))
             for name in own._fields
         }
     )

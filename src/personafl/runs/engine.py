@@ -87,11 +87,13 @@ class Engine:
         )
 
     def chunks(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Cut a group of clients into chunks, those with the most steps first.
+        """Cut a group of clients into chunks: if they are stacked, those with the most steps first.
 
         Stacked clients wait for the one with the most steps, so a chunk with enough clients ends where the next one has
-        fewer steps than its last.
+        fewer steps than its last. Others come in order, so that a server need not know their data to add up as here.
         """
+        if self.strategy == "sequential":
+            steps = np.zeros_like(steps)
         order = np.argsort(-steps, kind="stable")
         ends = np.flatnonzero(np.diff(steps[order])) + 1  # where the number of steps changes
         start = 0
@@ -131,15 +133,16 @@ _STACKED_BATCHES = Batches(None, None, 0, 0, 0, None)  # type: ignore[arg-type] 
 
 
 def _one(data: Data, row: int) -> Data:
-    """Return one client's data, without the steps that only pad it to the others' length."""
+    """Return one client's data, without what only pads it to others' steps and batches: as a device alone has it."""
 
     def own(batches: Batches) -> Batches:
-        steps = int(batches.real[row].any(-1).sum())
+        real = batches.real[row]
+        steps, width = int(real.any(-1).sum()), int(real.any(0).sum())
         return Batches(
             batches.pool_x,
             batches.pool_y,
-            batches.rows[row, :steps],
-            batches.real[row, :steps],
+            batches.rows[row, :steps, :width],
+            real[:steps, :width],
             batches.key[row, :steps],
             mark=marked(batches.real[row : row + 1, :steps].cpu().numpy()),
         )

@@ -16,23 +16,20 @@ import torch
 from torch import nn
 
 import personafl.data.build as data_build
-from personafl.core import wire
 from personafl.core.algorithm import Algorithm
 from personafl.core.net import Net
 from personafl.core.split import listed
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, did_you_mean
-from personafl.models import default_model
 from personafl.models.cost import latency, multiply_adds
 from personafl.runs.cloud import make_simulation
 from personafl.runs.files import atomic_write, read_json, storage
 from personafl.runs.modelcard import model_card
+from personafl.runs.modelfacts import facts_of, net_of, sizes_of
 from personafl.runs.modelfile import (
     Card,
-    Network,
     Part,
     assembled,
-    bits_of,
     card_of,
     compacted,
     described,
@@ -197,12 +194,12 @@ class _Finished:
         """Write the model of all, or the last one of a client, and return what it is."""
         models = self._models(client)
         name: Any = "global" if client is None else "tuned" if "tuned" in models else "personal"
-        parts, net = compacted(models[name]), self._net(client)
-        sizes = self._sizes(net, parts)
+        parts, net = compacted(models[name]), net_of(self._job, client)
+        sizes = sizes_of(self._job, net, parts)
         accuracies = self._accuracies(client)
         whose = None if client is None else self._federation.data.client_names[client]
-        facts = self._facts(client) | {"model": name, "client": whose, **sizes, "test_accuracy": accuracies.get(name)}
-        facts |= {"accuracies": json.dumps(accuracies)}
+        facts = {"run": self.digest, **facts_of(self._job, client), "model": name, "client": whose, **sizes}
+        facts |= {"test_accuracy": accuracies.get(name), "accuracies": json.dumps(accuracies)}
         text = {key: str(value) for key, value in facts.items() if value is not None}
         content = pack(parts, text)
         file = out / ("global.safetensors" if client is None else self._files[client])
@@ -233,22 +230,6 @@ class _Finished:
         atomic_write(exported.card, model_card(Card.model_validate(text), exported.file).encode())
         return exported
 
-    def _sizes(self, net: Net, parts: tuple[Part, ...]) -> dict[str, Any]:
-        """Return the sizes that a card has."""
-
-        def dense(dtype: torch.dtype) -> int:
-            like = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in net.shapes.items()}
-            return wire.size((like,))
-
-        return {
-            "parameters": wire.parameters(parts),
-            "parameters_dense": net.parameters,
-            "bytes_packed": wire.size(parts),
-            "bytes_dense": dense(self._federation.dtype),
-            "bytes_fp32": dense(torch.float32),
-            "bits": bits_of(parts),
-        }
-
     def _graph(self, file: Path, net: Net, parts: tuple[Part, ...], facts: dict[str, str]) -> bytes:
         """Return the ONNX file of a model."""
         x = self._federation.data.x
@@ -266,12 +247,6 @@ class _Finished:
             return packed_models(self._simulation, self._tuned, int(self._federation.data.seen[0]), None)
         return packed_models(self._simulation, self._tuned, client, int(self._simulation.homes[client]))
 
-    def _net(self, client: int | None) -> Net:
-        if client is None:
-            return self._federation.problems[0].net
-        which: int = self._federation.problem_of[client]
-        return self._federation.problems[which].personal_net
-
     def _accuracies(self, client: int | None) -> dict[str, float]:
         """Return test accuracies by model, of a client or as means over seen ones; also that of training alone.
 
@@ -282,49 +257,6 @@ class _Finished:
         found = _accuracies(self._result, client)
         alone = {} if self._alone is None else _accuracies(self._alone, client)
         return found | ({"local": alone["personal"]} if "personal" in alone else {})
-
-    def _facts(self, client: int | None) -> dict[str, Any]:
-        """What the models of this run have in common, and the network."""
-        data = self._federation.data
-        tokens = not data.x.is_floating_point()
-        return {
-            "run": self.digest,
-            "method": self.method,
-            "network": self._network(client).model_dump_json(),
-            "dtype": str(self._federation.dtype).removeprefix("torch."),
-            "task": data.task,
-            "input_shape": json.dumps(list(data.x.shape[1:])),
-            "target_shape": json.dumps(list(data.y.shape[1:])),
-            "classes": data.classes,
-            "vocabulary": (data.vocabulary or int(data.x.max()) + 1) if tokens else None,
-        }
-
-    def _network(self, client: int | None) -> Network:
-        section, data = self._job.recipe.model, self._federation.data
-        if self._net(client) is not self._net(None):
-            return self._device_network(int(self._federation.problem_of[client]))
-        own = "model" in self._job.objects
-        return Network(
-            name=None if own else default_model(data) if section.name == "auto" else section.name,
-            options={} if own else section.model_extra or {},
-            buffers=section.buffers,
-            personal=section.personal or self._federation.algorithm.personal,
-            adapter=section.adapter,
-            adapter_size=section.adapter_size,
-        )
-
-    def _device_network(self, which: int) -> Network:
-        """Return the network that a device profile has of its own."""
-        section = self._job.recipe.devices[which].model
-        assert section is not None
-        return Network(
-            name=section.resolved(self._federation.data).name,
-            options=section.model_extra or {},
-            buffers=section.buffers,
-            personal=None,
-            adapter=None,
-            adapter_size=1,
-        )
 
     def _costs(self, net: Net, parts: tuple[Part, ...], batch: int | None) -> tuple[int, int, Latency | None]:
         """Return multiply-adds as exported and dense; with a batch, the time they take."""

@@ -10,7 +10,12 @@ from personafl.runs.modelfile import Card
 
 __all__ = ["model_card"]
 
-_NAMES = {"global": "global model", "personal": "personal model", "tuned": "fine-tuned personal model"}
+_NAMES = {
+    "global": "global model",
+    "personal": "personal model",
+    "tuned": "fine-tuned personal model",
+    "blend": "blend of the global and the personal model",
+}
 _LOCAL = {"local": "trained on the client's data alone"}
 
 

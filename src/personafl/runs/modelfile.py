@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import safetensors
 import torch
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
@@ -23,7 +22,7 @@ from personafl.core import wire
 from personafl.core.net import Buffers, Net
 from personafl.core.split import listed
 from personafl.core.tree import Params
-from personafl.data.federated import FederatedData, Ragged, TaskName, make_federated
+from personafl.data.federated import FederatedData, TaskName, blank
 from personafl.errors import BadInput
 from personafl.models import MODELS, AdapterKind, make_net_and_split
 from personafl.models.factored import factorize
@@ -71,7 +70,7 @@ class Card(BaseModel):
 
     run: str  # digest of the run that it is from
     method: str
-    model: Literal["global", "personal", "tuned"]
+    model: Literal["global", "personal", "tuned", "blend"]  # blend: between global and the last personal one
     client: str | None = None  # whose model it is
     network: Json[Network]
     dtype: Literal["float32", "float64"] = "float32"  # of its weights and inputs
@@ -195,22 +194,12 @@ def summed(parts: Sequence[Part]) -> Params:
 
 def _samples(card: Card) -> FederatedData:
     """Return data of the shape that the network is for, without content: it is all that building it needs."""
-    tokens = card.vocabulary is not None
-    none = Ragged.empty(0)
-    return make_federated(
-        name="shape",
-        x=torch.zeros(2, *card.input_shape, dtype=torch.int64 if tokens else torch.float32),
-        y=torch.full((2, *card.target_shape), -1),
+    return blank(
+        input_shape=card.input_shape,
+        target_shape=card.target_shape,
         classes=card.classes,
-        train=none,
-        validation=none,
-        test=none,
-        seen=np.zeros(0, np.int64),
-        unseen=np.zeros(0, np.int64),
-        client_names=(),
-        label_names=(),
-        vocabulary=card.vocabulary,
         task=card.task,
+        vocabulary=card.vocabulary,
     )
 
 

@@ -20,6 +20,7 @@ from personafl.core.net import Buffers
 from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
 from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Step
 from personafl.data.config import DataConfig
+from personafl.deploy.config import DeploySection
 from personafl.errors import BadInput, did_you_mean
 from personafl.evaluate.choice import CAUTION
 from personafl.models.adapters import AdapterKind
@@ -252,6 +253,7 @@ class Recipe(Section):
     buffer: BufferSection | None = None  # one server that does not wait for everyone; None: it does
     uplink: Annotated[Whole | TopEntries | LowRank, Field(discriminator="form")] = Whole()  # of the main stage
     pretrain: PretrainSection = PretrainSection()
+    deploy: DeploySection | None = None  # devices and server as processes; None: simulated
     evaluation: EvaluationSection = EvaluationSection()
     engine: EngineSection = EngineSection()
     tracking: tuple[SinkName, ...] = ()  # also write metrics to: tensorboard, mlflow, wandb
@@ -337,6 +339,7 @@ class Recipe(Section):
                 "buffer": None,
                 "cloud": None,
                 "pretrain": PretrainSection(),
+                "deploy": None,
                 "finetune": False,
             }
         )

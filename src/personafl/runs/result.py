@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from personafl.evaluate.choice import choose, evidence_of
 from personafl.evaluate.score import Scores
@@ -28,7 +29,7 @@ from personafl.runs.sizes import Size
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Result", "make_result"]
+__all__ = ["Result", "chosen", "make_result"]
 
 Groups = Mapping[str, Mapping[tuple[str, str], Scores]]  # clients -> (model, split) -> per-client scores
 
@@ -154,13 +155,10 @@ def _with_choice(scored: Scored, caution: float) -> dict[tuple[str, str], Scores
     Who cannot choose, because its device has another architecture or fewer bits, keeps its own model.
     """
     kept = {key: scores for key, scores in scored.scores.items() if not key[0].startswith("blend")}
-    candidates = [name for name in (*(f"blend {share}" for share in SHARES), _last(scored)) if name in scored.gains]
-    if not candidates:
+    names, picks = chosen(scored, caution)
+    if not names:
         return kept
-    evidence = evidence_of([scored.gains[name] for name in candidates])
-    picks = np.full(len(scored.chooses), len(candidates))  # the last candidate is the client's own model
-    picks[scored.chooses] = choose(evidence[scored.chooses], caution)
-    options = [scored.scores[name, "test"] for name in ("global", *candidates)]
+    options = [scored.scores[name, "test"] for name in names]
     everyone = np.arange(len(picks))
     kept["chosen", "test"] = Scores(
         np.stack([scores.accuracy for scores in options])[picks, everyone],
@@ -168,6 +166,20 @@ def _with_choice(scored: Scored, caution: float) -> dict[tuple[str, str], Scores
         options[0].samples,
     )
     return kept
+
+
+def chosen(scored: Scored, caution: float) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the names of the models that clients can choose from, the global one first, and which each one chose.
+
+    Who cannot choose keeps its own model, the last one. Without validation data there are no names.
+    """
+    candidates = [name for name in (*(f"blend {share}" for share in SHARES), _last(scored)) if name in scored.gains]
+    if not candidates:
+        return [], np.zeros(0, dtype=np.int64)
+    evidence = evidence_of([scored.gains[name] for name in candidates])
+    picks = np.full(len(scored.chooses), len(candidates))  # the last candidate is the client's own model
+    picks[scored.chooses] = choose(evidence[scored.chooses], caution)
+    return ["global", *candidates], picks
 
 
 def _last(scored: Scored) -> str:

@@ -51,6 +51,7 @@ from personafl.runs.sizes import measure
 from personafl.runs.store import Store
 from personafl.runs.tracking import Tracker, check_tracking
 from personafl.runs.values import read_toml
+from personafl.runs.workers import elsewhere
 
 START_FILE = "global.safetensors"
 
@@ -132,14 +133,20 @@ def prepare(
     data: FederatedData | None = None,
     model: nn.Module | None = None,
     algorithm: Algorithm | None = None,
+    profiles: NDArray[np.int64] | None = None,
 ) -> Job:
-    """Check a recipe against its data and build what the run needs; objects given here replace the recipe's."""
+    """Check a recipe against its data and build what the run needs; objects given here replace the recipe's.
+
+    `profiles` are the kinds of devices, [clients], where they are known and need not be dealt.
+    """
     objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
     algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)  # first: it is quick to fail
     check_method(recipe.devices, algorithm)
     recipe.federation.check_offline(algorithm)
     check_tracking(recipe.tracking)
     device = _device(recipe.engine.device)
+    if device.type != "cpu" and elsewhere():
+        raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
     set_arithmetic(recipe.engine.dtype, device)
     if recipe.engine.threads is not None:
@@ -148,7 +155,7 @@ def prepare(
     if recipe.evaluation.split == "validation" and not len(data.validation.flat):
         raise BadInput("evaluation.split: there are no validation data to score on; set data.validation=0.2")
     cohort = recipe.federation.size(len(data.seen))
-    kinds = deal(recipe.devices, data, recipe.seed)
+    kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud = None
     if recipe.cloud is not None:
         cloud = make_cloud(recipe.cloud, data, algorithm, recipe.training.build().work, recipe.seed)

@@ -7,7 +7,7 @@ uploads, and lets the server rule step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -26,9 +26,9 @@ from personafl.runs.buffer import Buffer
 from personafl.runs.cohort import Sampling, draw_cohort, draw_offline
 from personafl.runs.engine import Engine, gather, steps_of
 from personafl.runs.store import Store
-from personafl.runs.workers import Count, Crew, WorkerFailed
+from personafl.runs.workers import Count, WorkerFailed, crew_for
 
-__all__ = ["Federation", "Round", "Simulation", "Trained", "bound"]
+__all__ = ["Chunk", "Federation", "Round", "Simulation", "Trained", "bound"]
 
 Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
@@ -124,7 +124,7 @@ class Simulation:
         self.federation = federation
         self.store = store
         self.homes = np.zeros(federation.data.clients, dtype=np.int64)  # [clients] whose model each one receives
-        self.crew = Crew(functools.partial(train_chunk, federation), federation.workers)
+        self.crew = crew_for(functools.partial(train_chunk, federation), federation.workers)
         self._device = federation.data.x.device
         self.server = self._begin()
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
@@ -161,7 +161,7 @@ class Simulation:
         done = self._train(cohort, message, number)
         loss = float("nan")
         if done.uploads is not None:
-            self.server = self._updated(self.server, done.uploads, number)
+            self.server = self.updated(self.server, done.uploads, number)
             loss = float(done.uploads.mean().loss)
         self._train_offline(self._offline(fed.data.seen, cohort, number), number)
         return Round(number, loss, len(cohort), done.bytes_down, done.bytes_up, wire.ranks(message))
@@ -180,16 +180,27 @@ class Simulation:
     def _train(self, cohort: Clients, message: Tree, number: int) -> Trained:
         """Train clients of one server for a round, keep their states and join their uploads."""
         bytes_down = self._bytes_down(cohort, message)
-        joined: Reduced | None = None
         bytes_up = 0
-        for clients, states, uploads in self._results(cohort, message, number):
-            self._keep(clients, states)
-            bytes_up += wire.size_of_one(uploads) * len(clients)
-            part = reduce(wire.dense_each(uploads), self._weights(clients))
-            joined = part if joined is None else joined.plus(part)
+
+        def uploaded() -> Iterator[tuple[Clients, Tree]]:
+            nonlocal bytes_up
+            for clients, states, uploads in self.results(cohort, message, number):
+                self._keep(clients, states)
+                bytes_up += wire.size_of_one(uploads) * len(clients)
+                yield clients, wire.dense_each(uploads)
+
+        joined = self.joined(uploaded())
         return Trained(joined, bytes_down, bytes_up)
 
-    def _results(self, cohort: Clients, message: Tree, number: int) -> Iterator[tuple[Clients, Tree, Tree]]:
+    def joined(self, chunks: Iterable[tuple[Clients, Tree]]) -> Reduced | None:
+        """Join the dense uploads of chunks of clients, stacked, in order; None if there is none."""
+        joined: Reduced | None = None
+        for clients, uploads in chunks:
+            part = reduce(uploads, self._weights(clients))
+            joined = part if joined is None else joined.plus(part)
+        return joined
+
+    def results(self, cohort: Clients, message: Tree, number: int) -> Iterator[tuple[Clients, Tree, Tree]]:
         """Train clients for a round, and yield chunks of them with their new states and their uploads, stacked."""
         first, down = wire.dense(message), wire.dense(for_returning(message))
         chunks = [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
@@ -234,7 +245,7 @@ class Simulation:
             self.check(f"round {number + 1}: offline training", clients, states)
             self._keep(clients, states)
 
-    def _updated(self, server: Tree, uploads: Reduced, number: int) -> Tree:
+    def updated(self, server: Tree, uploads: Reduced, number: int) -> Tree:
         """Return a server's state after a round."""
         return self._checked(self.federation.algorithm.server.update(server, uploads, number), number)
 

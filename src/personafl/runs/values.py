@@ -9,7 +9,7 @@ from typing import Any
 
 from personafl.errors import BadInput
 
-__all__ = ["apply_overrides", "merged", "plain", "put", "read_toml", "without_none"]
+__all__ = ["apply_overrides", "from_words", "merged", "plain", "put", "read_toml", "without_none"]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -39,6 +39,20 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
             value = raw
         put(result, key.strip(), value)
     return result
+
+
+def from_words(words: list[str] | None, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return a recipe's nested values and its file's name: the file, then the command's options, then the overrides."""
+    files = [word for word in words or [] if "=" not in word]
+    if len(files) > 1:
+        raise BadInput(f"{files[1]!r}: only one recipe can be given; overrides are written key.sub=value")
+    values = read_toml(Path(files[0])) if files else {}
+    if files:
+        values.setdefault("name", Path(files[0]).stem)
+    for key, value in options.items():
+        if value is not None:
+            put(values, key, value)
+    return apply_overrides(values, [word for word in words or [] if "=" in word]), files[0] if files else ""
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:

@@ -22,15 +22,16 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from personafl.errors import PersonaError
 
-__all__ = ["Count", "Crew", "WorkerFailed", "cores", "one_thread"]
+__all__ = ["Count", "Crew", "Hands", "Work", "WorkerFailed", "cores", "crew_for", "done_by", "elsewhere", "one_thread"]
 
 Count = int | Literal["auto"]
 Work = Callable[[Any], Any]
@@ -53,6 +54,16 @@ def cores() -> int:
     if sys.platform != "linux" or torch.cuda.is_available():  # autograd's threads for a GPU do not survive a fork
         return 1
     return len(os.sched_getaffinity(0))
+
+
+class Hands(Protocol):
+    """Who does tasks, wherever that is."""
+
+    def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        """Yield the result of each task, in the tasks' order."""
+
+    def close(self) -> None:
+        """End what was started for it; a later task starts it again."""
 
 
 class Crew:
@@ -96,6 +107,30 @@ class Crew:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+
+Hiring = Callable[[Work, Count], Hands]
+_HIRING: ContextVar[Hiring] = ContextVar("hiring", default=Crew)
+
+
+def crew_for(work: Work, count: Count) -> Hands:
+    """Return who does tasks: a crew of this machine, unless `done_by` says otherwise."""
+    return _HIRING.get()(work, count)
+
+
+def elsewhere() -> bool:
+    """Say whether others than this machine do the tasks."""
+    return _HIRING.get() is not Crew
+
+
+@contextlib.contextmanager
+def done_by(hiring: Hiring) -> Iterator[None]:
+    """Have the tasks of simulations that are made in this context done by others."""
+    before = _HIRING.set(hiring)
+    try:
+        yield
+    finally:
+        _HIRING.reset(before)
 
 
 @contextlib.contextmanager

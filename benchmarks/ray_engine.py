@@ -1,0 +1,119 @@
+"""Rounds per second of a Ray cluster of two nodes with one core each on this machine, against two local workers.
+
+    python benchmarks/ray_engine.py [--rounds 10] [--repeats 3]
+
+The sides take turns, and only one of them exists at a time: an idle cluster has a few processes that cost time too. The
+first round is not counted, in which workers start and the data are sent. Then a check that both have come to the same
+bits. Columns: rounds per second (best of the repeats) and Ray's as a share of the local ones (median of the pairs);
+CPU seconds a round of all processes (least of the repeats), which other load on the machine changes less. Rates from a
+machine that is busy with something else say nothing: look at the load, which is printed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import torch
+
+from personafl import Recipe
+from personafl.core import tree
+from personafl.runs.cloud import make_simulation
+from personafl.runs.cluster import connected
+from personafl.runs.runner import Job, prepare
+from personafl.runs.store import Store
+from personafl.runs.values import apply_overrides
+
+COMMON = ["data.partition.kind=dirichlet", "data.partition.clients=40", "engine.workers=2", "training.epochs=5"]
+CASES = {
+    "fedavg, linear, one by one": ["method.name=fedavg", "model.name=linear", "engine.strategy=sequential"],
+    "fedavg, cnn, one by one": ["method.name=fedavg", "model.name=cnn", "engine.strategy=sequential"],
+    "fedalt, cnn, one by one": [
+        "method.name=fedalt",
+        "model.name=cnn",
+        "model.personal=output",
+        "engine.strategy=sequential",
+    ],
+    "ditto, mlp, stacked": ["method.name=ditto", "model.name=mlp", "model.hidden=[1000]", "engine.strategy=stacked"],
+}
+
+
+@contextmanager
+def two_nodes() -> Iterator[None]:
+    """Have training done by a cluster of two nodes."""
+    import ray.cluster_utils
+
+    cluster = ray.cluster_utils.Cluster()
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, include_dashboard=False, node_ip_address="127.0.0.1")
+        with connected(cluster.address):
+            yield
+    finally:
+        cluster.shutdown()
+
+
+def cpu_seconds() -> float:
+    """Return what this process and all that it started, and those started, have used."""
+    parent, used = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            parent[int(path.parent.name)] = int(fields[1])
+            used[int(path.parent.name)] = sum(map(int, fields[11:15]))  # own and of ended children, in ticks
+    ours = {os.getpid()}
+    while more := {process for process, by in parent.items() if by in ours} - ours:
+        ours |= more
+    return sum(used[process] for process in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(job: Job, rounds: int) -> tuple[float, float, list[torch.Tensor]]:
+    """Return rounds per second, CPU seconds a round, and the server's state after them."""
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = make_simulation(job.federation, Store(Path(folder) / "states", 2**30))
+        simulation.step(0)
+        used, began = cpu_seconds(), time.perf_counter()
+        for number in range(1, rounds + 1):
+            simulation.step(number)
+        spent, used = time.perf_counter() - began, cpu_seconds() - used
+        simulation.crew.close()
+    return rounds / spent, used / rounds, tree.leaves(simulation.server)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    os.environ["RAY_AUTH_TOKEN"] = os.urandom(32).hex()
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    jobs = {name: prepare(Recipe.parse(apply_overrides({}, [*COMMON, *words]))) for name, words in CASES.items()}
+    rates: dict[str, dict[str, list[float]]] = {name: {"local": [], "ray": []} for name in jobs}
+    costs: dict[str, dict[str, list[float]]] = {name: {"local": [], "ray": []} for name in jobs}
+    print("load of the machine before:", *os.getloadavg())
+    for _ in range(arguments.repeats):
+        servers: dict[str, list[list[torch.Tensor]]] = {name: [] for name in jobs}
+        for side, context in (("local", nullcontext), ("ray", two_nodes)):
+            with context():
+                for name, job in jobs.items():
+                    rate, cost, server = measure(job, arguments.rounds)
+                    rates[name][side].append(rate)
+                    costs[name][side].append(cost)
+                    servers[name].append(server)
+        for name, (one, other) in servers.items():
+            assert all(map(torch.equal, one, other)), name
+    print(f"{'':30}{'local':>8}{'ray':>8}{'share':>8}{'local CPU s':>14}{'ray CPU s':>12}")
+    for name, sides in rates.items():
+        share = statistics.median(ray / local for local, ray in zip(sides["local"], sides["ray"], strict=True))
+        local, other = (min(costs[name][side]) for side in ("local", "ray"))
+        print(f"{name:30}{max(sides['local']):8.2f}{max(sides['ray']):8.2f}{share:8.0%}{local:14.3f}{other:12.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The folder that `flwr run` takes: a recipe and two modules of two lines. All else is installed on each machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import tomli_w
+
+from personafl.deploy.rounds import deployable
+from personafl.errors import BadInput
+from personafl.runs.files import storage
+from personafl.runs.recipe import Recipe
+
+__all__ = ["write_app"]
+
+_PACKAGE = "personafl_app"
+_SERVER = """from pathlib import Path
+
+from personafl.flower import server_app
+
+app = server_app(Path(__file__).with_name("recipe.toml"))
+"""
+_CLIENT = """from personafl.flower import client_app
+
+app = client_app()
+"""
+
+
+def write_app(recipe: Recipe, out: Path) -> None:
+    """Write the Flower app of a recipe to a new folder."""
+    deployable(recipe)
+    if out.exists():
+        raise BadInput(f"--out {out}: is there already; choose another folder, or remove it")
+    with storage(out):
+        package = out / _PACKAGE
+        package.mkdir(parents=True)
+        (out / "pyproject.toml").write_text(tomli_w.dumps(_project(recipe)))
+        (package / "__init__.py").write_text("")
+        (package / "server.py").write_text(_SERVER)
+        (package / "client.py").write_text(_CLIENT)
+        (package / "recipe.toml").write_text(recipe.to_toml())
+
+
+def _project(recipe: Recipe) -> dict[str, object]:
+    """Return what Flower must know of an app. It has no dependencies: no machine shall install anything for it."""
+    name = re.sub(r"[^a-z0-9]+", "-", recipe.name.lower()).strip("-") or "recipe"
+    app = {
+        "publisher": "personafl",
+        "components": {"serverapp": f"{_PACKAGE}.server:app", "clientapp": f"{_PACKAGE}.client:app"},
+        "config": {"out": f"runs/{name}-flower", "authenticated": False},
+    }
+    return {
+        "project": {
+            "name": f"personafl-{name}",
+            "version": "1.0.0",
+            "description": f"{recipe.method.name} with personafl",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
+        "tool": {"flwr": {"app": app}},
+    }

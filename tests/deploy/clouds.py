@@ -1,0 +1,390 @@
+"""Clouds of real processes on loopback, made by forking, and evidence gathered with them.
+
+    python tests/deploy/clouds.py equal | kills | down | small | delays
+
+`delays` plays the paper's experiment (§5.2) with SIMULATED device delays, in real time times a factor: before it asks
+for work a device sleeps for the recipe's arrival, before it trains for its steps. Prints one JSON line per result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from processes import Cluster, States, cluster, free_port, plain, recipe_of, tell
+
+from personafl.cloud.clock import Aggregation, Turn
+from personafl.core import wire
+from personafl.deploy import coordination, pki, serving  # all that children need and that survives a fork
+from personafl.runs.cloud import CloudSimulation
+from personafl.runs.recipe import Recipe
+from personafl.runs.rundir import RunDirectory
+from personafl.runs.runner import prepare
+from personafl.runs.scoring import score
+from personafl.runs.store import Store
+
+SHARED = (coordination, serving)
+Outcome = tuple[list[bytes], States]  # the servers' states, and their devices'
+
+
+def cloud_recipe(method: str, clients: int = 9, deploy: dict[str, Any] | None = None, **changes: Any) -> Recipe:
+    """Return a small recipe with three servers, unless its changes say otherwise."""
+    cloud = {"servers": 3, **changes.pop("cloud", {})}
+    section = {"devices": 1, "server_timeout": 30.0, "heartbeat": 0.5, **(deploy or {})}
+    return recipe_of(method, clients, section, cloud=cloud, **changes)
+
+
+@dataclass
+class CloudCluster(Cluster):
+    """A coordinator, its servers and their devices."""
+
+    ports: list[int] = field(default_factory=list)  # of the servers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.recipe.cloud is not None
+        self.ports = [free_port() for _ in range(self.recipe.cloud.servers)]
+        for server in self.servers:
+            pki.issue(self.folder / "pki", server)
+
+    @property
+    def servers(self) -> list[str]:
+        return [f"cloud-{place}" for place in range(len(self.ports))]
+
+    @property
+    def members(self) -> list[list[int]]:
+        assert self.recipe.cloud is not None
+        assert self.recipe.cloud.members is not None
+        return [[int(name) for name in names] for names in self.recipe.cloud.members]
+
+    def port_of(self, device: str) -> int:
+        number = int(device.removeprefix("device-"))
+        return next(port for port, own in zip(self.ports, self.members, strict=True) if number in own)
+
+    def be(self, name: str) -> None:
+        if name.startswith("device-"):
+            super().be(name)
+            return
+        from personafl.deploy.answering import Listening
+        from personafl.deploy.cloudserver import CloudServerConfig, run_cloud_server
+        from personafl.deploy.coordinator import run_coordinator
+
+        torch.set_num_threads(1)
+        port = self.port if name == "coordinator" else self.ports[self.servers.index(name)]
+        given: dict[str, Any] = {
+            "recipe": self.recipe,
+            "out": self.folder / name,
+            "files": self.files_of(name),
+            "revocations": self.folder / "pki" / "revoked.pem",
+            "listen": f"localhost:{port}",
+        }
+        if name == "coordinator":
+            asyncio.run(run_coordinator(Listening(**given), tell))
+        else:
+            config = CloudServerConfig(**given, coordinator=f"localhost:{self.port}")
+            asyncio.run(run_cloud_server(config, tell))
+
+    def start_all(self, before: Callable[[], None] | None = None) -> None:
+        """Start everyone; `before` runs first in the devices."""
+        for name in ("coordinator", *self.servers):
+            self.start(name)
+        # Whoever calls a server before it listens backs off.
+        while not all("listening" in self.log(name) for name in ("coordinator", *self.servers)):
+            self.reap()
+            assert not self.codes, self.log(next(iter(self.codes)))
+            time.sleep(0.02)
+        for name in self.devices:
+            self.start(name, before)
+
+    def done(self) -> int:
+        """Return how many mixes there were."""
+        return sum(entry["event"] == "mixed" for entry in self.journal("coordinator"))
+
+    def until(self, rounds: int, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while self.done() < rounds:
+            self.reap()
+            assert time.monotonic() < end, self.log("coordinator")[-2000:]
+            assert not any(code > 0 for code in self.codes.values()), self.codes
+            time.sleep(0.02)
+
+    def server_states(self) -> list[bytes]:
+        """Return the servers' states."""
+        found = [RunDirectory(self.folder / server) for server in self.servers]
+        return [directory.server_bytes(directory.checkpoint()) for directory in found]
+
+    def device_states(self) -> States:
+        """Return the devices' states."""
+        states: States = {}
+        for server, own in zip(self.servers, self.members, strict=True):
+            states |= self.states(own, server)
+        return states
+
+    def aggregations(self) -> list[Aggregation]:
+        """Return what happened, from the journals: the simulator can play it again."""
+        taken = {
+            (server, entry["round"]): tuple(entry["taken"])
+            for server, name in enumerate(self.servers)
+            for entry in self.journal(name)
+            if entry["event"] == "sealed"
+        }
+        found: list[Aggregation] = []
+        alone: list[Turn] = []
+        began = 0.0
+        for entry in self.journal("coordinator"):
+            seconds = entry["time"] - began
+            if entry["event"] == "began":
+                began = entry["time"]
+            elif entry["event"] == "alone":
+                server, round_ = entry["server"], entry["round"]
+                alone.append(Turn(server, round_, seconds, taken[server, round_]))
+            elif entry["event"] == "mixed":
+                rounds = [entry["round"] - stale for stale in entry["staleness"]]
+                turns = (
+                    Turn(server, round_, seconds, taken[server, round_])
+                    for server, round_ in zip(entry["members"], rounds, strict=True)
+                )
+                found.append(Aggregation(entry["round"], seconds, tuple(turns), tuple(alone)))
+                alone = []
+        return found
+
+
+def played(recipe: Recipe, events: list[Aggregation] | None = None) -> Outcome:
+    """Return what the simulator's cloud comes to: by its own clock, or by what happened."""
+    job = prepare(recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = CloudSimulation(job.federation, Store(Path(folder) / "states", 2**30), events=events)
+        for number in range(recipe.rounds):
+            simulation.step(number)
+        assert recipe.cloud is not None
+        clients = [int(client) for client in job.federation.data.seen if int(client) in simulation.store]
+        states = {client: plain(simulation.store.get(client)) for client in clients}
+        servers = simulation.server * (recipe.cloud.servers if recipe.cloud.shared else 1)
+        return [wire.encode(state) for state in servers], states
+
+
+def equal(methods: list[str]) -> Iterator[dict[str, Any]]:
+    """Compare the simulator's synchronous cloud with 3 servers × 3 devices as processes, bit for bit."""
+    for method in methods:
+        recipe = cloud_recipe(method)
+        began = time.monotonic()
+        with cluster(recipe, CloudCluster) as made:
+            made.start_all()
+            made.wait()
+            found = made.server_states(), made.device_states()
+        seconds = round(time.monotonic() - began, 1)
+        yield {
+            "what": "equal",
+            "method": method,
+            "servers": 3,
+            "devices": 9,
+            "equal": found == played(recipe),
+            "seconds": seconds,
+        }
+
+
+def kills(protocols: list[str]) -> Iterator[dict[str, Any]]:
+    """Kill a server, let the others go on, start it again; then kill the coordinator. The simulator plays it again."""
+    for protocol in protocols:
+        cloud = {"protocol": protocol, "first": 2}
+        recipe = cloud_recipe("fedbcd", cloud=cloud, rounds=24, training={"steps": 2, "batch": 16})
+        with cluster(recipe, CloudCluster) as made:
+            made.start_all(_slowly(0.15))
+            made.until(2)
+            made.kill("cloud-1")
+            made.until(5)
+            made.start("cloud-1")
+            made.until(8)
+            made.kill("coordinator")
+            made.start("coordinator")
+            made.until(11)
+            made.kill("cloud-0")
+            made.start("cloud-0")
+            made.wait()
+            found = made.server_states()
+            events = made.aggregations()
+        staleness = [event.number - turn.round for event in events for turn in event.members]
+        yield {
+            "what": "kills",
+            "protocol": protocol,
+            "equal": found == played(recipe, events)[0],
+            "rounds": len(events),
+            "mixes": [sum(turn.server == server for event in events for turn in event.members) for server in range(3)],
+            "alone": sum(len(event.isolated) for event in events),
+            "most_stale": max(staleness),
+        }
+
+
+def down(protocols: list[str]) -> Iterator[dict[str, Any]]:
+    """Kill a server for good: the others go on without it after the time-out, whatever they would wait for."""
+    for protocol in protocols:
+        cloud = {"protocol": protocol, **({} if protocol == "sync" else {"first": 3})}
+        recipe = cloud_recipe("fedbcd", deploy={"server_timeout": 2.0}, cloud=cloud, rounds=6)
+        with cluster(recipe, CloudCluster) as made:
+            made.start_all()
+            made.until(2)
+            made.kill("cloud-2")
+            lost = [f"device-{number}" for number in made.members[2]]
+            for name in lost:
+                made.kill(name)
+            made.wait()
+            journal = made.journal("coordinator")
+            found = made.server_states()
+            events = made.aggregations()
+        mixed = [entry["members"] for entry in journal if entry["event"] == "mixed"]
+        yield {
+            "what": "down",
+            "protocol": protocol,
+            "gone": [entry["server"] for entry in journal if entry["event"] == "gone"],
+            "rounds": len(mixed),
+            "last": mixed[-1],
+            "equal": found[:2] == played(recipe, events)[0][:2],
+        }
+
+
+def small() -> Iterator[dict[str, Any]]:
+    """Do a little of each."""
+    yield from equal(["fedbcd", "fedavg"])
+    yield from kills(["async"])
+    yield from down(["sync"])
+
+
+def _slowly(seconds: float) -> Callable[[], None]:
+    """Make a device take so long for a round."""
+
+    def before() -> None:
+        from personafl.deploy.training import LocalClient
+
+        train = LocalClient.train
+
+        def slow(self: LocalClient, *task: Any) -> None:
+            time.sleep(seconds)
+            train(self, *task)
+
+        LocalClient.train = slow  # type: ignore[method-assign]
+
+    return before
+
+
+def _delayed(recipe: Recipe, factor: float) -> Callable[[], None]:
+    """Play a recipe's latencies in a device: SIMULATED delays, in real time times a factor."""
+    from personafl.runs.engine import local_steps
+
+    steps = local_steps(recipe.training.build().work, recipe.seed)
+    assert recipe.cloud is not None
+    arrival, step = recipe.cloud.arrival, recipe.cloud.step
+
+    def before() -> None:
+        from personafl.deploy import device
+        from personafl.deploy.training import LocalClient
+
+        train, turn = LocalClient.train, device._Device._turn
+        dice = random.Random()
+
+        async def arriving(self: device._Device) -> bool:
+            # An exponential arrival has no memory: a new one after each question in vain is as if it went on.
+            await asyncio.sleep(factor * float(arrival.quantile(dice.random())))
+            return await turn(self)
+
+        def slow(self: LocalClient, round_: int, model: str, broadcast: bytes) -> None:
+            count = int(steps(np.array([self.number]), round_)[0])
+            time.sleep(factor * count * float(step.quantile(dice.random())))
+            train(self, round_, model, broadcast)
+
+        device._Device._turn = arriving  # type: ignore[method-assign]
+        LocalClient.train = slow  # type: ignore[method-assign]
+
+    return before
+
+
+def delays(rounds: int = 30, per_second: int = 4, firsts: tuple[int, ...] = (10, 3, 5, 7)) -> Iterator[dict[str, Any]]:
+    """Run 10 servers × 10 devices + 1 as 111 processes with the paper's delays: accuracy against time, sync and B.
+
+    `rounds` are those of sync; with B of 10 there are 10/B times as many. `per_second`: seconds of the paper's clock
+    that pass in a second. Accuracies are of the same run played again by the simulator, with the times that it had.
+    """
+    for first in firsts:
+        protocol = {"protocol": "sync"} if first == 10 else {"protocol": "async", "first": first}
+        recipe = _paper(round(rounds * 10 / first), protocol)
+        with cluster(recipe, CloudCluster) as made:
+            began = time.monotonic()
+            made.start_all(_delayed(recipe, 1 / per_second))
+            made.wait(900)
+            seconds = time.monotonic() - began
+            events = made.aggregations()
+            found = made.server_states()
+        yield from _scored(recipe, first, events, found, seconds)
+
+
+def _paper(rounds: int, protocol: dict[str, Any]) -> Recipe:
+    """Return §5.2 of the paper, with a small network: 10 servers with 10 devices, of which the first 3 take part."""
+    source = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mnist" / "mnist.npz"
+    partition = {"kind": "diversity", "labels": 3, "samples": 120}
+    return cloud_recipe(
+        "fedbcdi",
+        100,
+        {"heartbeat": 0.2, "min_completion": 1.0},
+        rounds=rounds,
+        data={"source": str(source), "partition": partition},
+        federation={"weights": "uniform"},
+        model={"name": "mlp", "hidden": [32]},
+        training={"steps": 5, "least_steps": 1, "batch": 32, "lr": 0.05},
+        cloud={"servers": 10, "active": 3, **protocol},
+    )
+
+
+def _scored(
+    recipe: Recipe, first: int, events: list[Aggregation], found: list[bytes], seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Play what happened again, and score it now and then."""
+    job = prepare(recipe)
+    every = max(1, recipe.rounds // 15)
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = CloudSimulation(job.federation, Store(Path(folder) / "states", 2**30), events=events)
+        for event in events:
+            simulation.step(event.number)
+            if (event.number + 1) % every == 0 or event.number + 1 == len(events):
+                stale = [event.number - turn.round for turn in event.members]
+                yield {
+                    "B": first,
+                    "round": event.number + 1,
+                    "seconds": round(event.time, 2),
+                    "most_stale": max(stale),
+                    **_accuracies(simulation),
+                }
+        servers = simulation.server * (10 if first == 10 else 1)
+        equal = [wire.encode(state) for state in servers] == found
+    yield {"B": first, "processes": 111, "rounds": len(events), "equal": equal, "wall_s": round(seconds, 1)}
+
+
+def _accuracies(simulation: CloudSimulation) -> dict[str, float]:
+    """Return the mean test accuracy over devices; a device that never took part has its server's model."""
+    data = simulation.federation.data
+    scores = score(simulation, None, data.seen, {"test": data.test}, False).scores
+    return {model: round(float(found.accuracy.mean()), 4) for (model, _), found in scores.items()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, rest = sys.argv[1], sys.argv[2:]
+    numbers = [int(word) for word in rest if word.isdigit()]
+    makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "equal": lambda: equal(rest or ["fedbcd", "fedavg"]),
+        "kills": lambda: kills(rest or ["async", "rigorous"]),
+        "down": lambda: down(rest or ["sync", "async"]),
+        "small": small,
+        "delays": lambda: delays(*numbers),
+    }
+    played(cloud_recipe("fedbcd", rounds=1))  # what torch imports when it first trains, children have then
+    for result in makers[what]():
+        print(json.dumps(result), flush=True)

@@ -1,0 +1,316 @@
+"""Several servers and a coordinator: the simulator's bits, servers and coordinators that are killed, and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clouds import cloud_recipe
+from deploy_harness import channel, identity_of
+
+from personafl.core import wire
+from personafl.deploy import pki
+from personafl.deploy.answering import Event, Listening
+from personafl.deploy.cloudserver import CloudRounds, CloudServerConfig, run_cloud_server
+from personafl.deploy.codes import Code, Refused
+from personafl.deploy.coordination import Coordination
+from personafl.deploy.coordinator import run_coordinator
+from personafl.deploy.datafile import deal
+from personafl.deploy.messages import Announce, Beat, Hello, Join, Proceed
+from personafl.deploy.operator import ask_status
+from personafl.deploy.rounds import Rounds
+from personafl.deploy.tiers import fingerprint, sum_like
+from personafl.errors import BadInput
+from personafl.runs.cloud import without_own
+from personafl.runs.recipe import Recipe
+
+DRIVER = Path(__file__).with_name("clouds.py")
+
+
+def driven(*words: str) -> list[dict[str, Any]]:
+    """Run the driver in a process of its own: it forks, which a process that has used gRPC must not."""
+    done = subprocess.run([sys.executable, str(DRIVER), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+Results = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def small() -> Results:
+    """Clouds of processes, by what was done to them."""
+    found: Results = {}
+    for result in driven("small"):
+        found.setdefault(result["what"], []).append(result)
+    return found
+
+
+def test_three_servers_with_three_devices_each_give_the_simulators_bits(small: Results) -> None:
+    assert [result["method"] for result in small["equal"] if result["equal"]] == ["fedbcd", "fedavg"]
+
+
+def test_a_server_that_is_killed_and_started_again_rejoins(small: Results) -> None:
+    """Two of three are waited for. What is late is taken, the coordinator is killed too, and nothing is lost."""
+    (result,) = small["kills"]
+    assert result["equal"]
+    assert result["rounds"] == 24
+    assert min(result["mixes"]) > 1
+    assert result["most_stale"] > 1
+
+
+def test_a_server_that_stays_away_is_not_waited_for(small: Results) -> None:
+    (result,) = small["down"]
+    assert result["gone"] == [2]
+    assert result["rounds"] == 6
+    assert result["last"] == [0, 1]
+    assert result["equal"]
+
+
+@pytest.mark.slow
+def test_other_protocols_with_kills() -> None:
+    assert all(result["equal"] for result in (*driven("kills"), *driven("down")))
+
+
+def two(protocol: str, **changes: Any) -> Recipe:
+    cloud = {"servers": 2, "protocol": protocol, **({} if protocol == "sync" else {"first": 2})}
+    return cloud_recipe("fedbcd", 4, cloud=cloud, **changes)
+
+
+def handed(recipe: Recipe, folder: Path, place: int) -> tuple[CloudRounds, Announce, bytes]:
+    """Return a server that has begun, and something that it may hand in."""
+    rounds = CloudRounds(recipe, folder / f"cloud-{place}", place)
+    state = wire.encode(without_own(rounds._serving(federation=rounds._base).server))
+    return rounds, Announce(round=0, clients=2), state
+
+
+def joined(recipe: Recipe, path: Path) -> Coordination:
+    made = Coordination(recipe, path)
+    for server in range(2):
+        made.join(server, Join(weight=10, recipe=fingerprint(recipe)))
+    return made
+
+
+def test_a_coordinator_refuses_what_is_out_of_turn(tmp_path: Path) -> None:
+    recipe = two("async")
+    rounds, announce, state = handed(recipe, tmp_path, 0)
+    with rounds, joined(recipe, tmp_path / "run") as made:
+        for message, payload, code in (
+            (Announce(round=1, clients=2), state, Code.WRONG_ROUND),
+            (announce, b"no tensors", Code.BAD_PAYLOAD),
+            (Announce(round=0, clients=0), state, Code.BAD_SAMPLES),
+            (announce, wire.encode({"target": {}}), Code.BAD_NAMES),
+        ):
+            with pytest.raises(Refused) as caught:
+                made.announce(0, message, payload)
+            assert caught.value.code is code
+        assert made.announce(0, announce, state) is False
+        assert made.announce(0, announce, state) is True
+        with pytest.raises(Refused) as caught:
+            made.announce(0, Announce(round=0, clients=1), state)
+        assert caught.value.code is Code.DUPLICATE
+        assert not made.follows(0, 0)
+
+
+def test_a_sum_that_weighs_nothing_is_refused(tmp_path: Path) -> None:
+    """The mean would not be finite."""
+    recipe = two("sync")
+    with joined(recipe, tmp_path / "run") as made:
+        nothing = wire.encode(sum_like(made._simulation.federation)[0])
+        with pytest.raises(Refused) as caught:
+            made.announce(0, Announce(round=0, clients=2), nothing)
+        assert caught.value.code is Code.BAD_SAMPLES
+        assert not made.is_waiting(0)
+
+
+def test_a_coordinator_that_starts_again_knows_what_it_heard(tmp_path: Path) -> None:
+    """Versions, staleness, who waits and who is gone come back; a mix that the crash cut off is done."""
+    recipe = two("async", rounds=3)
+    servers = [handed(recipe, tmp_path, place) for place in range(2)]
+    _, announce, state = servers[0]
+    with joined(recipe, tmp_path / "run") as made:
+        made.announce(0, announce, state)
+        made.lose(1)
+        assert (made.done, made.round_of(0), made.round_of(1)) == (1, 1, 0)
+        made.find(1)
+        made.announce(0, Announce(round=1, clients=2), state)
+    with Coordination(recipe, tmp_path / "run") as made:
+        assert (made.done, made.gone, made.is_waiting(0)) == (1, set(), True)
+        assert made.following(0, 0).message == Proceed(start=1, mixed=0)
+        made.announce(1, announce, state)
+        assert made.last is not None
+        assert (made.last.members, made.last.staleness) == ((0, 1), (0, 1))
+        assert made.following(1, 0) == made.following(1, 0)
+        before = made.following(1, 0)
+    checkpoint = tmp_path / "run" / "checkpoint.json"
+    assert json.loads(checkpoint.read_text())["rounds"] == 2
+    with Coordination(recipe, tmp_path / "run") as made:
+        assert (made.done, dict(made.mixes), made.staleness) == (2, {0: 2, 1: 1}, {0: 0, 1: 1})
+        assert made.following(1, 0) == before
+        made.announce(0, Announce(round=2, clients=2), state)
+        made.announce(1, Announce(round=2, clients=2), state)
+        assert made.finished
+        with pytest.raises(Refused) as caught:
+            made.announce(0, Announce(round=3, clients=2), state)
+        assert caught.value.code is Code.ROUND_CLOSED
+    with Coordination(recipe, tmp_path / "run") as made:
+        assert made.finished
+        assert made.following(1, 2).message == Proceed(start=3, mixed=2)
+    for rounds, *_ in servers:
+        rounds.__exit__()
+
+
+def test_a_server_that_comes_late_in_rigorous_mode_goes_on_alone(tmp_path: Path) -> None:
+    recipe = two("rigorous", rounds=3)
+    rounds, announce, state = handed(recipe, tmp_path, 0)
+    with rounds, joined(recipe, tmp_path / "run") as made:
+        made.lose(1)
+        made.announce(0, announce, state)
+        made.announce(1, announce, state)
+        assert made.following(1, 0).message == Proceed(start=1, mixed=None)
+        assert made.following(1, 0).payload == b""
+        assert made.isolated[1] == 1
+
+
+def test_a_device_at_the_wrong_server_is_told_where_it_belongs(tmp_path: Path) -> None:
+    recipe, _ = deal(two("sync"), tmp_path / "dealt")
+    pki.init(tmp_path / "pki")
+    assert recipe.cloud is not None
+    assert recipe.cloud.members is not None
+    stranger = f"device-{recipe.cloud.members[1][0]}"
+    hello = Hello(samples=5, input_shape=[1, 8, 8], classes=10)
+    with CloudRounds(recipe, tmp_path / "run", 0) as rounds:
+        with pytest.raises(Refused, match=f"{stranger} is cloud-1's") as caught:
+            rounds.enrol(identity_of(tmp_path / "pki", stranger), hello)
+        assert caught.value.code is Code.WRONG_SERVER
+        assert not rounds.members
+        rounds.enrol(identity_of(tmp_path / "pki", f"device-{recipe.cloud.members[0][0]}"), hello)
+        with pytest.raises(Refused, match="no server's"):
+            rounds.enrol(identity_of(tmp_path / "pki", "device-anna"), hello)
+        assert len(rounds.members) == 1
+
+
+def test_the_first_that_ask_take_part(tmp_path: Path) -> None:
+    recipe = cloud_recipe("fedavg", 6, cloud={"servers": 2, "active": 2})
+    pki.init(tmp_path / "pki")
+    with CloudRounds(recipe, tmp_path / "run", 0) as rounds:
+        for number in range(3):
+            hello = Hello(samples=5, input_shape=[1, 8, 8], classes=10)
+            rounds.enrol(identity_of(tmp_path / "pki", f"device-{number}"), hello)
+        rounds.begin()
+        rounds.open_next()
+        assert rounds.task(2, False) is not None
+        assert not rounds.complete
+        assert rounds.task(0, False) is not None
+        assert not rounds.wants(1)
+        assert rounds.task(1, False) is None
+        assert rounds.task(2, False) is not None
+    with CloudRounds(recipe, tmp_path / "run", 0) as rounds:
+        assert rounds.open is not None
+        assert rounds.open.cohort == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"protocol": "gossip", "mixing": "full"}, "gossip"),
+        ({"protocol": "async", "first": 4}, "cloud.first: waits for 4 servers, but there are only 3"),
+        ({"iterations": 2}, "cloud.iterations"),
+    ],
+)
+def test_what_a_cloud_of_processes_does_not_do_is_refused_at_once(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        Coordination(cloud_recipe("fedbcd", cloud=change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_single_server_and_a_recipe_for_several(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--coordinator"):
+        Rounds(cloud_recipe("fedavg"), tmp_path / "run")
+    alone = cloud_recipe("fedavg").model_copy(update={"cloud": None})
+    with pytest.raises(BadInput, match="cloud: missing"):
+        Coordination(alone, tmp_path / "run")
+
+
+@contextlib.asynccontextmanager
+async def coordinating(recipe: Recipe, folder: Path) -> AsyncIterator[tuple[int, Listening]]:
+    """Start a coordinator, and end it with the block."""
+    await asyncio.to_thread(pki.init, folder / "pki")
+    config = Listening(
+        recipe=recipe,
+        out=folder / "run",
+        files=pki.issue(folder / "pki", "coordinator"),
+        revocations=folder / "pki" / "revoked.pem",
+        listen="localhost:0",
+    )
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    running = asyncio.create_task(run_coordinator(config, events.put_nowait))
+    try:
+        listening = await events.get()
+        yield int(listening.text.split()[1].strip(",")), config
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def test_who_may_join(tmp_path: Path) -> None:
+    recipe = two("sync")
+    join = Join(weight=10, recipe=fingerprint(recipe))
+
+    async def refusals() -> list[Code]:
+        found = []
+        async with coordinating(recipe, tmp_path) as (port, _):
+            for name, message in (
+                ("cloud-2", join),
+                ("cloud-berlin", join),
+                ("device-0", join),
+                ("cloud-0", Beat(round=0)),
+                ("cloud-0", join.model_copy(update={"recipe": "0" * 64})),
+            ):
+                async with channel(port, pki.issue(tmp_path / "pki", name)) as line:
+                    with pytest.raises(Refused) as caught:
+                        await line.ask(message)
+                    found.append(caught.value.code)
+            async with channel(port, pki.issue(tmp_path / "pki", "cloud-0")) as line:
+                await line.ask(join)
+                await line.ask(Beat(round=0))
+            report = await ask_status(f"localhost:{port}", pki.issue(tmp_path / "pki", "coordinator"))
+            assert [row["joined"] for row in report["servers"]] == [True, False]
+            assert report["refused"]["UNKNOWN_SERVER"] == 2
+        return found
+
+    unknown = Code.UNKNOWN_SERVER
+    assert asyncio.run(refusals()) == [unknown, unknown, Code.WRONG_ROLE, Code.NOT_ENROLLED, Code.OTHER_RECIPE]
+
+
+def test_a_server_that_is_none_of_the_recipes_does_not_start(tmp_path: Path) -> None:
+    pki.init(tmp_path / "pki")
+    config = CloudServerConfig(
+        recipe=two("sync"),
+        out=tmp_path / "run",
+        files=pki.issue(tmp_path / "pki", "cloud-7"),
+        revocations=tmp_path / "pki" / "revoked.pem",
+        listen="localhost:0",
+        coordinator="localhost:1",
+    )
+    with pytest.raises(BadInput, match=r"cloud-7; the servers of the recipe are cloud-0 to cloud-1"):
+        asyncio.run(run_cloud_server(config, lambda event: None))
+    assert not (tmp_path / "run").exists()
+
+
+def test_dealt_data_say_which_server_a_device_belongs_to(tmp_path: Path) -> None:
+    recipe, _ = deal(cloud_recipe("fedavg", 7), tmp_path)
+    assert recipe.cloud is not None
+    found = sorted(int(name) for names in recipe.cloud.members or () for name in names)
+    assert found == list(range(7))
+    assert sorted(map(len, recipe.cloud.members or ())) == [2, 2, 3]

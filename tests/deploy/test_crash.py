@@ -1,0 +1,79 @@
+"""SIGKILL of real processes at random times and at writes: the same final model, and no state lost. More: `slow`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DRIVER = Path(__file__).with_name("processes.py")
+
+
+def driven(*words: str) -> list[dict[str, Any]]:
+    """Run the driver in a process of its own: it forks, which a process that has used gRPC must not."""
+    done = subprocess.run([sys.executable, str(DRIVER), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_killed_processes_come_to_the_same_model() -> None:
+    results = driven("kills", "2")
+    assert len(results) == 2
+    assert all(result["equal"] for result in results)
+    assert sum(result["kills"] for result in results) > 0
+
+
+def test_some_failpoints() -> None:
+    results = driven("failpoints", "80")
+    assert all(result["equal"] for result in results if "equal" in result)
+    assert sum(result.get("failpoints", 0) for result in results) >= 2
+
+
+@pytest.mark.slow
+def test_every_method_is_the_simulator_with_eight_devices() -> None:
+    results = driven("equal")
+    assert len(results) >= 28
+    assert [result["method"] for result in results if not result["equal"]] == []
+
+
+@pytest.mark.slow
+def test_a_hundred_and_twenty_seeded_runs_with_kills() -> None:
+    assert [result for result in driven("kills", "120") if not result["equal"]] == []
+
+
+@pytest.mark.slow
+def test_every_failpoint() -> None:
+    assert [result for result in driven("failpoints") if not result.get("equal", True)] == []
+
+
+@pytest.mark.slow
+def test_ten_thousand_malformed_updates() -> None:
+    (result,) = driven("malformed", "10000")
+    assert result["sent"] >= 9_900
+    assert result["accepted"] == 0
+    assert result["model_unchanged"]
+
+
+@pytest.mark.slow
+def test_no_method_leaves_data_or_personal_parameters_in_a_servers_memory() -> None:
+    for result in driven("canary"):
+        assert not any(result["hits"].values()), result
+
+
+@pytest.mark.slow
+def test_dropouts_cost_little_and_no_round_is_lost() -> None:
+    whole, *others = driven("dropouts")
+    for result in others:
+        assert result["rounds_closed"] == result["of"]
+        assert result["accuracy_global"] > whole["accuracy_global"] - 0.015
+
+
+@pytest.mark.slow
+def test_two_hundred_devices() -> None:
+    (result,) = driven("load", "200")
+    assert result["updates"] == 200 * result["rounds"]
+    assert result["tracebacks"] == result["refused"] == 0

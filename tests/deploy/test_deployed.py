@@ -1,0 +1,366 @@
+"""A server and devices over TLS: the simulator's bits, and what happens when devices come, go and are late."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from deploy_harness import Loopback, loopback
+from processes import States, plain, recipe_of, simulated
+
+from personafl.deploy import device as device_module
+from personafl.deploy import training, transport
+from personafl.deploy.codes import Code, Refused
+from personafl.deploy.datafile import Own, deal, load_own
+from personafl.deploy.messages import Hello, Knock, Leave, Pull, Update
+from personafl.deploy.rounds import Rounds
+from personafl.deploy.serving import predict
+from personafl.deploy.state import DeviceState, Pending
+from personafl.deploy.training import LocalClient
+from personafl.deploy.transport import Channel
+from personafl.errors import BadInput
+from personafl.runs.cohort import draw_cohort
+from personafl.runs.modelfile import card_of
+from personafl.runs.recipe import Recipe
+
+
+def outcome(made: Loopback, rounds: Rounds) -> tuple[bytes, States]:
+    states = {}
+    for name in made.names:
+        number = int(name.removeprefix("device-"))
+        state = DeviceState(made.folder / "devices" / name, rounds.run, number)
+        assert state.pending is None
+        if state.entry:
+            states[number] = plain(state.entry)
+    return rounds.directory.server_bytes(rounds.directory.checkpoint()), states
+
+
+def deployed(recipe: Recipe, folder: Path) -> tuple[Loopback, Rounds]:
+    async def whole() -> tuple[Loopback, Rounds]:
+        async with loopback(recipe, folder) as (made, server):
+            await asyncio.gather(*(made.device(name) for name in made.names))
+            return made, await server
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "ditto", "fedalt", "fedslr", "local"])
+def test_devices_give_the_simulators_bits(method: str, tmp_path: Path) -> None:
+    recipe = recipe_of(method)
+    assert outcome(*deployed(recipe, tmp_path)) == simulated(recipe)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation": {"cohort": 2}},  # some are not selected, and come later as newcomers
+        {"federation": {"sampling": "bernoulli", "cohort": 0.4}, "rounds": 4},
+        {"uplink": {"form": "sparse", "keep": 0.2}},
+        {
+            "training": {"steps": 3, "least_steps": 1, "batch": "all"}
+        },  # devices of unequal size, padded in the simulator
+        {"engine": {"threads": 1, "strategy": "sequential", "dtype": "float64"}},
+    ],
+)
+def test_so_they_do_with_cohorts_compressed_uploads_and_whole_batches(changes: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_of("fedalt", **changes)
+    assert outcome(*deployed(recipe, tmp_path)) == simulated(recipe)
+
+
+def test_devices_with_networks_and_bits_of_their_own(tmp_path: Path) -> None:
+    profiles = [
+        {"name": "small", "clients": ["0"], "bits": 2, "model": {"name": "mlp", "hidden": [6, 6]}},
+        {"name": "large", "clients": ["1", "2"]},
+    ]
+    recipe = recipe_of("quped", devices=profiles)
+    made, rounds = deployed(recipe, tmp_path)
+    assert outcome(made, rounds) == simulated(recipe)
+    cards = [card_of(tmp_path / "devices" / name / "model.safetensors") for name in made.names]
+    assert [card.network.options for card in cards] == [{"hidden": [6, 6]}, {"hidden": [8]}, {"hidden": [8]}]
+    with pytest.raises(BadInput, match="--profile huge"):
+        asyncio.run(_with_profile(recipe, tmp_path / "again", "huge"))
+
+
+async def _with_profile(recipe: Recipe, folder: Path, profile: str) -> None:
+    folder.mkdir()
+    async with loopback(recipe, folder) as (made, _):
+        await made.device("device-0", profile)
+
+
+def test_a_device_that_joins_late_is_selected_from_then_on(tmp_path: Path) -> None:
+    recipe = recipe_of("fedalt", 3, {"devices": 2}, rounds=6)
+
+    async def late() -> tuple[Loopback, Rounds]:
+        async with loopback(recipe, tmp_path) as (made, server):
+            first = [asyncio.create_task(made.device(name)) for name in made.names[:2]]
+            await made.until("closed", 2)
+            third = asyncio.create_task(made.device(made.names[2]))
+            await asyncio.gather(*first, third)
+            return made, await server
+
+    made, rounds = asyncio.run(late())
+    cohorts = [event.closed.taken for event in made.events if event.closed is not None]
+    assert cohorts[0] == (0, 1)
+    assert cohorts[-1] == (0, 1, 2)
+    assert (tmp_path / "devices" / "device-2" / "model.safetensors").exists()
+    assert rounds.done == 6
+
+
+def test_a_newcomer_after_the_last_round_gets_a_model_of_its_own(tmp_path: Path) -> None:
+    recipe = recipe_of("fedalt", 3, {"devices": 2}, rounds=2)
+
+    async def after() -> None:
+        async with loopback(recipe, tmp_path, stay=True) as (made, _):
+            await asyncio.gather(*(made.device(name) for name in made.names[:2]))
+            await made.device(made.names[2])
+            assert any("took part in 0" in text for text in made.said)
+
+    asyncio.run(after())
+    found = predict(tmp_path / "devices" / "device-2", str(tmp_path / "dealt" / "device-2.safetensors"))
+    assert found.accuracy is not None
+    assert len(found.labels) > 20
+
+
+async def silent(made: Loopback, name: str, samples: int = 50) -> Channel:
+    """Enrol a device that then does nothing."""
+    line = Channel(f"localhost:{made.port}", made.files(name), lambda kind: 2**20)
+    await line.ask(Knock())
+    await line.ask(Hello(samples=samples, input_shape=[1, 8, 8], classes=10))
+    return line
+
+
+def closed(made: Loopback) -> list[tuple[int, ...]]:
+    return [event.closed.taken for event in made.events if event.closed is not None]
+
+
+def test_a_device_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", 3, {"min_completion": 0.6}, rounds=3)
+
+    async def leaving() -> Loopback:
+        async with loopback(recipe, tmp_path) as (made, server):
+            line = await silent(made, "device-2")
+            devices = [asyncio.create_task(made.device(name)) for name in made.names[:2]]
+            while not any("round 1" in text for text in made.said):
+                await asyncio.sleep(0.01)
+            await line.ask(Leave())
+            await line.close()
+            await asyncio.gather(server, *devices)
+            return made
+
+    assert closed(asyncio.run(leaving())) == [(0, 1)] * 3
+
+
+def test_a_deadline_closes_a_round_and_what_comes_later_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", 3, {"deadline": 0.5, "min_completion": 0.5}, rounds=2)
+
+    async def late() -> Loopback:
+        async with loopback(recipe, tmp_path) as (made, server):
+            line = await silent(made, "device-2")
+            devices = [asyncio.create_task(made.device(name)) for name in made.names[:2]]
+            await made.until("closed")
+            with pytest.raises(Refused) as caught:
+                await line.ask(Update(round=0, model="0" * 64, samples=50), b"too late")
+            assert caught.value.code is Code.ROUND_CLOSED
+            await line.ask(Leave())
+            await line.close()
+            await asyncio.gather(server, *devices)
+            return made
+
+    made = asyncio.run(late())
+    assert closed(made) == [(0, 1)] * 2
+    assert any(event.what == "refused" and "ROUND_CLOSED" in event.text for event in made.events)
+    journal = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    assert {"who": "device-2", "code": "ROUND_CLOSED"}.items() <= next(
+        e for e in journal if e["event"] == "refused"
+    ).items()
+
+
+def test_a_round_that_too_few_have_finished_goes_on_with_others(tmp_path: Path) -> None:
+    """One of three is wanted, and the one that is selected is silent; at the deadline another one is."""
+    recipe = recipe_of("fedavg", 3, {"deadline": 0.3, "heartbeat": 0.1}, rounds=1, federation={"cohort": 1})
+    (selected,) = draw_cohort(np.arange(3), 1, "exact", recipe.seed, 0)
+
+    async def extended() -> Loopback:
+        async with loopback(recipe, tmp_path) as (made, server):
+            line = await silent(made, f"device-{selected}")
+            others = [name for name in made.names if name != f"device-{selected}"]
+            devices = [asyncio.create_task(made.device(name)) for name in others]
+            await made.until("enrolled", 3)
+            while (await line.ask(Pull(returning=False))).message.kind != "task":
+                pass
+            await made.until("closed")
+            await line.ask(Leave())
+            await line.close()
+            await asyncio.gather(server, *devices)
+            return made
+
+    made = asyncio.run(extended())
+    assert any(event.what == "extended" for event in made.events)
+    (taken,) = closed(made)
+    assert len(taken) == 1
+    assert taken[0] != selected
+
+
+def test_more_are_selected_than_wanted_and_the_last_one_keeps_its_old_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of("ditto", 3, {"over_selection": 1.5}, rounds=1, federation={"cohort": 2})
+    train = LocalClient.train
+
+    def slowly(self: LocalClient, *task: Any) -> None:
+        if self.number == 2:
+            while not any("round 1: 2" in str(event) for event in holder[0].events):
+                threading.Event().wait(0.01)
+        train(self, *task)
+
+    holder: list[Loopback] = []
+    monkeypatch.setattr(LocalClient, "train", slowly)
+    monkeypatch.setattr(device_module, "_WORKER", ThreadPoolExecutor(3))  # the slow one must not hold up the others
+
+    async def whole() -> None:
+        async with loopback(recipe, tmp_path) as (made, server):
+            holder.append(made)
+            await asyncio.gather(server, *(made.device(name) for name in made.names))
+
+    asyncio.run(whole())
+    assert closed(holder[0]) == [(0, 1)]
+    assert any(text.startswith("device-2") and "ROUND_CLOSED" in text for text in holder[0].said)
+    run = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[0])["run"]
+    assert DeviceState(tmp_path / "devices" / "device-2", run, 2).entry is None
+
+
+def test_a_server_that_starts_again_goes_on_and_a_change_of_recipe_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_of("fedalt", 3, rounds=4)
+
+    async def interrupted() -> tuple[Loopback, Rounds]:
+        async with loopback(recipe, tmp_path) as (made, server):
+            devices = [asyncio.create_task(made.device(name)) for name in made.names]
+            await made.until("closed", 2)
+            server.cancel()
+            await asyncio.wait([server])
+            again = asyncio.create_task(made.serve())
+            await asyncio.gather(*devices)
+            return made, await again
+
+    made, rounds = asyncio.run(interrupted())
+    assert outcome(made, rounds) == simulated(recipe)
+    with pytest.raises(BadInput, match="choose another --out"):
+        Rounds(made.recipe.model_copy(update={"rounds": 9}), tmp_path / "run")
+
+
+def test_a_state_of_another_run_is_not_used(tmp_path: Path) -> None:
+    state = DeviceState(tmp_path, "one", 3)
+    state.commit(Pending(0, "0" * 64, b"update", {"v": torch.ones(2)}))
+    with pytest.raises(BadInput, match="another run"):
+        DeviceState(tmp_path, "two", 3)
+    with pytest.raises(BadInput, match="another run"):
+        DeviceState(tmp_path, "one", 4)
+    again = DeviceState(tmp_path, "one", 3)
+    assert again.pending is not None
+    assert (again.pending.update, again.entry) == (b"update", None)
+    again.accepted()
+    assert DeviceState(tmp_path, "one", 3).get(3)["v"].tolist() == [1, 1]
+
+
+def test_a_device_trains_in_its_own_process(tmp_path: Path) -> None:
+    """A worker that is forked from a process with gRPC hangs or dies."""
+    job = training._job(_named({"engine": {"workers": 4}}), _own(tmp_path), 0, None)
+    assert job.federation.workers == 1
+
+
+def test_only_what_is_installed_runs_on_a_device(tmp_path: Path) -> None:
+    """A server's recipe that names code of its own is refused by the device."""
+    for change in ({"method": {"name": "os:system"}}, {"model": {"name": "builtins:exec"}}):
+        with pytest.raises(BadInput, match="a device runs only"):
+            training._job(_named(change), _own(tmp_path), 0, None)
+
+
+def _named(change: dict[str, dict[str, Any]]) -> Recipe:
+    ((key, value),) = change.items()
+    section = getattr(recipe_of("fedavg"), key).model_copy(update=value)
+    return recipe_of("fedavg").model_copy(update={key: section})
+
+
+def _own(folder: Path) -> Own:
+    recipe, files = deal(recipe_of("fedavg"), folder)
+    return load_own(str(files[0]), 0, recipe)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pretrain": {"rounds": 2}},
+        {"deploy": None},
+        {"federation": {"offline": 1}, "method": {"name": "fedbcdi"}},
+    ],
+)
+def test_what_only_the_simulator_does_is_refused_at_once(change: dict[str, Any], tmp_path: Path) -> None:
+    values = {**recipe_of("fedavg").model_dump(mode="json", exclude_none=True), **change}
+    with pytest.raises(BadInput, match=r"deploy|pretrain|offline"):
+        Rounds(Recipe.parse({key: value for key, value in values.items() if value is not None}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_of_the_devices_own_is_used_as_it_is(tmp_path: Path) -> None:
+    dice = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=dice.random((90, 1, 8, 8), dtype=np.float32), y=np.arange(90) % 4)
+    recipe = recipe_of("fedavg", 3)
+    own = load_own(str(tmp_path / "mine.npz"), 2, recipe)
+    assert own.data.seen.tolist() == [2]
+    sizes = [int(own.data.rows(split).sizes[2]) for split in ("train", "validation", "test")]
+    assert sum(sizes) == 90
+    assert min(sizes) > 0
+    np.savez(tmp_path / "other.npz", x=dice.random((90, 1, 9, 9), dtype=np.float32), y=np.arange(90) % 4)
+    with pytest.raises(BadInput, match="input_shape"):
+        load_own(str(tmp_path / "other.npz"), 2, recipe)
+
+
+def test_what_a_device_keeps_predicts_without_a_server(tmp_path: Path) -> None:
+    made, _ = deployed(recipe_of("fedalt", 3, rounds=5), tmp_path)
+    for name in made.names:
+        state, dealt = tmp_path / "devices" / name, tmp_path / "dealt" / f"{name}.safetensors"
+        card = card_of(state / "model.safetensors")
+        found = predict(state, str(dealt))
+        assert found.accuracy == pytest.approx(card.test_accuracy)
+        assert set(card.accuracies) >= {"global", "personal", card.model}
+
+
+@pytest.mark.parametrize("method", ["fedalt", "ditto", "pfedme", "fedslr", "quped"])
+def test_neither_data_nor_personal_parameters_leave_a_device(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All frames in the clear, the server's directory, its log, and its report have none of them, in any round."""
+    traffic: list[bytes] = []
+    secrets: list[bytes] = []
+    sending, commit = transport.frames, DeviceState.commit
+
+    def watched(*args: Any, **more: Any) -> Any:
+        for frame in sending(*args, **more):
+            traffic.append(bytes(frame))
+            yield frame
+
+    def noted(self: DeviceState, pending: Pending) -> None:
+        leaves = [leaf.numpy().tobytes() for leaf in pending.state.values() if leaf.numel() >= 8]
+        assert leaves
+        secrets.extend(leaf[:32] for leaf in leaves if any(leaf[:32]))
+        commit(self, pending)
+
+    monkeypatch.setattr(transport, "frames", watched)
+    monkeypatch.setattr(DeviceState, "commit", noted)
+    made, _ = deployed(recipe_of(method, rounds=2), tmp_path)
+    for number, name in enumerate(made.names):
+        x = load_own(str(tmp_path / "dealt" / f"{name}.safetensors"), number, made.recipe).data.x
+        secrets += [sample.numpy().tobytes()[40:100] for sample in x[:20]]
+    assert len(secrets) > 60
+    assert len(traffic) > 20
+    disk = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    said = "".join([str(event) for event in made.events] + made.said).encode()
+    for haystack in (*traffic, *disk, said):
+        assert not any(secret in haystack for secret in secrets)

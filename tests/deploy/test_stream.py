@@ -1,0 +1,188 @@
+"""Messages on the wire: strict headers, bounded payloads, and transfers that go on where they broke."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from deploy_harness import answering, channel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personafl.deploy import pki
+from personafl.deploy.codes import Code, Refused
+from personafl.deploy.messages import HEADER_BYTES, Message, Part, Pull, Said, Task, Update, digest_of, header, parse
+from personafl.deploy.stream import CHUNK, Partials, frames, receive
+
+DIGEST = "0" * 64
+GOOD = Update(round=3, model=DIGEST, samples=5)
+
+
+async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def received(pieces: list[bytes], partials: Partials | None = None, cap: int = 2**23) -> tuple[Message, bytes]:
+    message, _, payload = asyncio.run(receive(_each(pieces), "device-1", partials or Partials(2**30), lambda _: cap))
+    return message, payload
+
+
+def refused(pieces: list[bytes], partials: Partials | None = None, cap: int = 2**23) -> Code:
+    with pytest.raises(Refused) as caught:
+        received(pieces, partials, cap)
+    return caught.value.code
+
+
+def changed(**values: Any) -> bytes:
+    return json.dumps({**json.loads(header(GOOD)), **values}).encode()
+
+
+@given(st.binary(max_size=3 * CHUNK // 1024), st.integers(0, 2**40))
+def test_what_is_sent_arrives(payload: bytes, round_: int) -> None:
+    said = Said(Task(round=round_, model=DIGEST), payload)
+    assert received(list(frames(said))) == said
+
+
+def test_a_payload_travels_in_chunks_of_1_mb() -> None:
+    payload = bytes(range(256)) * (5 * CHUNK // 512)
+    pieces = list(frames(Said(GOOD, payload)))
+    assert [len(piece) for piece in pieces[1:]] == [CHUNK, CHUNK, CHUNK // 2]
+    assert received(pieces) == (GOOD, payload)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", Code.MALFORMED),
+        (b"\x80\x04\x95", Code.MALFORMED),  # a pickle
+        (b"[" * 10_000, Code.MALFORMED),
+        (b"[]", Code.MALFORMED),
+        (b"null", Code.MALFORMED),
+        (b"{}", Code.BAD_VERSION),
+        (changed(version=2), Code.BAD_VERSION),
+        (changed(version="1"), Code.BAD_VERSION),
+        (changed(kind="exec"), Code.UNKNOWN_KIND),
+        (changed(kind=["update"]), Code.MALFORMED),
+        (changed(extra=1), Code.MALFORMED),
+        (changed(body={"round": 3, "model": DIGEST}), Code.MALFORMED),
+        (changed(body={"round": 3, "model": DIGEST, "samples": 5, "who": "device-2"}), Code.MALFORMED),
+        (changed(body={"round": "3", "model": DIGEST, "samples": 5}), Code.MALFORMED),
+        (changed(body={"round": 3.5, "model": DIGEST, "samples": 5}), Code.MALFORMED),
+        (changed(body={"round": True, "model": DIGEST, "samples": 5}), Code.MALFORMED),
+        (changed(body={"round": -1, "model": DIGEST, "samples": 5}), Code.MALFORMED),
+        (changed(body={"round": 2**60, "model": DIGEST, "samples": 5}), Code.MALFORMED),
+        (changed(body={"round": 3, "model": "../../etc", "samples": 5}), Code.MALFORMED),
+        (changed(payload={"size": -1, "digest": DIGEST, "offset": 0}), Code.MALFORMED),
+        (b" " * (HEADER_BYTES + 1), Code.TOO_LARGE),
+    ],
+)
+def test_a_header_that_is_not_exactly_a_message_is_refused(data: bytes, code: Code) -> None:
+    assert refused([data]) is code
+
+
+@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
+def test_no_header_does_more_than_be_refused(data: bytes) -> None:
+    with pytest.raises(Refused):
+        parse(data)
+
+
+def test_a_payload_is_refused_by_its_announced_size_before_it_is_read() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield header(GOOD, Part(size=2**40, digest=DIGEST, offset=0))
+        raise AssertionError("was read")
+
+    with pytest.raises(Refused) as caught:
+        asyncio.run(receive(endless(), "device-1", Partials(2**50), lambda _: 2**20))
+    assert caught.value.code is Code.TOO_LARGE
+
+
+def test_more_or_other_bytes_than_announced_are_refused() -> None:
+    part = Part(size=4, digest=digest_of(b"abcd"), offset=0)
+    assert refused([header(GOOD, part), b"abc"]) is Code.INCOMPLETE
+    assert refused([header(GOOD, part), b"abc", b"de"]) is Code.TOO_LARGE
+    assert refused([header(GOOD, part), b"", b"abcd"]) is Code.TOO_LARGE
+    assert refused([header(GOOD, part), b"abce"]) is Code.BAD_DIGEST
+    assert refused([header(GOOD, part.model_copy(update={"offset": 2})), b"cd"]) is Code.BAD_OFFSET
+    assert refused([header(GOOD, part.model_copy(update={"offset": 9}))]) is Code.BAD_OFFSET
+    assert refused([header(Pull(returning=True)), b"more"]) is Code.MALFORMED
+    assert refused([]) is Code.INCOMPLETE
+
+
+def test_a_broken_transfer_goes_on_where_it_broke() -> None:
+    partials, payload = Partials(2**20), bytes(1000)
+    whole = list(frames(Said(GOOD, payload)))
+    assert refused([whole[0], payload[:400]], partials) is Code.INCOMPLETE
+    assert partials.size("device-1", digest_of(payload)) == 400
+    assert partials.size("device-2", digest_of(payload)) == 0  # a payload is its sender's
+    assert received(list(frames(Said(GOOD, payload), offset=400)), partials) == (GOOD, payload)
+    assert partials.held == 0
+
+
+def test_all_payloads_together_fit_a_budget_and_idle_ones_give_way() -> None:
+    partials = Partials(1000)
+    first = partials.begin("device-1", Part(size=800, digest="1" * 64, offset=0))
+    with pytest.raises(Refused) as caught:
+        partials.begin("device-2", Part(size=300, digest="2" * 64, offset=0))
+    assert caught.value.code is Code.BUSY
+    with pytest.raises(Refused):  # the same peer, on a second connection
+        partials.begin("device-1", Part(size=800, digest="1" * 64, offset=0))
+    first.busy = False
+    partials.begin("device-2", Part(size=300, digest="2" * 64, offset=0))
+    assert partials.held == 300
+
+
+def test_an_answer_that_breaks_off_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is cut in the middle of a reply of 5 MB; the second try sends only the rest."""
+    pki.init(tmp_path / "pki")
+    payload, sent = bytes(range(256)) * (5 * CHUNK // 256), []
+    from personafl.deploy import transport
+
+    original = transport.frames
+
+    def breaking(said: Said, have: Part | None = None, offset: int = 0) -> Any:
+        for place, frame in enumerate(original(said, have, offset)):
+            if said.payload == payload:
+                sent.append(len(frame))
+                if len(sent) == 3:  # a header and a chunk are out
+                    raise ConnectionError("cut")
+            yield frame
+            assert place < 10
+
+    monkeypatch.setattr(transport, "frames", breaking)
+
+    async def handle(identity: Any, said: Said) -> Said:
+        return Said(Task(round=0, model=DIGEST), payload)
+
+    async def asked() -> Said:
+        files = pki.issue(tmp_path / "pki", "device-1")
+        async with answering(tmp_path / "pki", handle) as port, channel(port, files) as line:
+            return await line.ask(Pull(returning=False), tries=5)
+
+    assert asyncio.run(asked()).payload == payload
+    assert sum(size for size in sent if size == CHUNK) <= 6 * CHUNK
+
+
+def test_a_frame_larger_than_allowed_never_reaches_us(tmp_path: Path) -> None:
+    pki.init(tmp_path / "pki")
+    files = pki.issue(tmp_path / "pki", "device-1")
+
+    async def flood() -> None:
+        async with answering(tmp_path / "pki") as port:
+            credentials = grpc.ssl_channel_credentials(
+                files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
+            )
+            options = [("grpc.max_send_message_length", -1)]
+            async with grpc.aio.secure_channel(f"localhost:{port}", credentials, options=options) as line:
+                call = line.stream_stream("/personafl.v1.Peer/Exchange")(timeout=10.0)
+                await call.write(bytes(4 * CHUNK))
+                await call.read()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        asyncio.run(flood())
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,0 +1,233 @@
+"""Updates are checked before they touch the model: every class of malformed ones is refused by its own name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from deploy_harness import identity_of
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from processes import recipe_of
+from torch import Tensor
+from updates import CLASSES, generated
+
+from personafl.core import wire
+from personafl.core.algorithm import upload_type
+from personafl.core.tree import Params
+from personafl.deploy import pki
+from personafl.deploy.checks import check_declared, opened_update
+from personafl.deploy.codes import Code, Refused
+from personafl.deploy.datafile import load_own
+from personafl.deploy.identity import Identity
+from personafl.deploy.messages import Hello, Update, digest_of
+from personafl.deploy.rounds import Rounds
+from personafl.deploy.state import DeviceState
+from personafl.deploy.training import LocalClient
+from personafl.errors import BadInput
+from personafl.runs.recipe import Recipe
+
+BOUND = 100.0
+
+
+class Open(NamedTuple):
+    """A server whose second round is open, and two devices: one has a good update that was not sent."""
+
+    rounds: Rounds
+    one: Identity
+    other: Identity
+    update: Update
+    payload: bytes
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
+    return second_round(tmp_path_factory.mktemp("open"), recipe_of("fedalt", 2, {"norm_bound": BOUND}))
+
+
+def second_round(folder: Path, recipe: Recipe) -> Open:
+    from personafl.deploy.datafile import deal
+
+    pki.init(folder / "pki")
+    recipe, files = deal(recipe, folder / "dealt")
+    rounds = Rounds(recipe, folder / "run")
+    who = [identity_of(folder / "pki", f"device-{number}") for number in (0, 1)]
+    clients = []
+    for number, file in enumerate(files):
+        own = load_own(str(file), number, recipe)
+        client = LocalClient(recipe, own, number, None, DeviceState(folder / f"{number}", rounds.run, number))
+        rounds.enrol(who[number], Hello(samples=client.samples, input_shape=[1, 8, 8], classes=10))
+        clients.append(client)
+    rounds.begin()
+    for round_ in range(2):
+        rounds.open_next()
+        for identity, client in zip(who, clients, strict=True):
+            task = rounds.task(client.number, client.number in client.state)
+            assert task is not None
+            client.train(*task)
+            pending = client.state.pending
+            assert pending is not None
+            update = Update(round=pending.round, model=pending.model, samples=client.samples)
+            if round_ == 0:
+                rounds.accept(identity, update, pending.update)
+                client.state.accepted()
+        if round_ == 0:
+            rounds.close()
+    pending = clients[0].state.pending
+    assert pending is not None
+    update = Update(round=1, model=pending.model, samples=clients[0].samples)
+    return Open(rounds, who[0], who[1], update, pending.update)
+
+
+def model_of(rounds: Rounds) -> str:
+    return digest_of(wire.encode(rounds._simulated.saved()))
+
+
+def refusal(opened: Open, update: Update, payload: bytes, who: Identity | None = None) -> Code | None:
+    """Offer an update; return the code that refused it, and check that nothing changed."""
+    rounds = opened.rounds
+    before, files = model_of(rounds), sorted((rounds.directory.path / "updates").iterdir())
+    try:
+        rounds.accept(who or opened.one, update, payload)
+    except Refused as refused:
+        assert model_of(rounds) == before
+        assert sorted((rounds.directory.path / "updates").iterdir()) == files
+        assert rounds.open is not None
+        assert rounds.open.taken == {}
+        return refused.code
+    return None
+
+
+def test_there_are_at_least_twenty_classes() -> None:
+    assert len(CLASSES) >= 20
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_is_refused_by_its_own_code(opened: Open, name: str) -> None:
+    code, make = CLASSES[name]
+    assert refusal(opened, *make(opened.update, opened.payload)) is code
+
+
+@given(st.integers(0, 2**32))
+def test_generated_ones_are_refused(opened: Open, seed: int) -> None:
+    update, payload = generated(seed, opened.update, opened.payload)
+    assume((update, payload) != (opened.update, opened.payload))
+    assert refusal(opened, update, payload) is not None
+
+
+@given(st.dictionaries(st.text(max_size=20), st.binary(max_size=20), max_size=4), st.binary(max_size=200))
+def test_so_is_anything_else(opened: Open, entries: dict[str, bytes], tail: bytes) -> None:
+    import safetensors.torch
+
+    named = {name: torch.frombuffer(bytearray(data or b"0"), dtype=torch.uint8) for name, data in entries.items()}
+    assert refusal(opened, opened.update, safetensors.torch.save(named) + tail) is not None
+
+
+def test_who_is_not_enrolled_or_not_selected_is_refused(tmp_path: Path, opened: Open) -> None:
+    pki.init(tmp_path / "pki")
+    assert (
+        refusal(opened, opened.update, opened.payload, identity_of(tmp_path / "pki", "device-5")) is Code.NOT_ENROLLED
+    )
+    going = opened.rounds.open
+    assert going is not None
+    cohort, going.cohort = going.cohort, (1,)
+    assert refusal(opened, opened.update, opened.payload) is Code.NOT_SELECTED
+    going.cohort = cohort
+
+
+def test_an_update_is_taken_once(tmp_path: Path) -> None:
+    """A replay of the same bytes changes nothing; other bytes in its place are refused; so is a closed round's."""
+    opened = second_round(tmp_path, recipe_of("fedavg", 2))
+    assert opened.rounds.accept(opened.one, opened.update, opened.payload) is False
+    assert opened.rounds.accept(opened.one, opened.update, opened.payload) is True
+    with pytest.raises(Refused) as caught:
+        opened.rounds.accept(opened.one, opened.update, opened.payload + b" ")
+    assert caught.value.code is Code.DUPLICATE
+    with pytest.raises(Refused) as caught:  # another device sends what it overheard
+        opened.rounds.accept(opened.other, opened.update.model_copy(update={"samples": 10**5}), opened.payload)
+    assert caught.value.code is Code.BAD_SAMPLES
+    opened.rounds.close()
+    assert opened.rounds.accept(opened.one, opened.update, opened.payload) is True  # it was: the device may go on
+    with pytest.raises(Refused) as caught:
+        opened.rounds.accept(opened.other, opened.update, opened.payload)
+    assert caught.value.code is Code.ROUND_CLOSED
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"samples": 0}, Code.BAD_SAMPLES),
+        ({"samples": 10**7}, Code.BAD_SAMPLES),
+        ({"input_shape": [3, 8, 8]}, Code.OTHER_DATA),
+        ({"classes": 11}, Code.OTHER_DATA),
+        ({"samples": 17}, Code.OTHER_DATA),  # it enrolled with others
+    ],
+)
+def test_an_enrolment_that_does_not_fit_is_refused(opened: Open, change: dict[str, Any], code: Code) -> None:
+    hello = Hello(samples=opened.update.samples, input_shape=[1, 8, 8], classes=10)
+    with pytest.raises(Refused) as caught:
+        opened.rounds.enrol(opened.one, hello.model_copy(update=change))
+    assert caught.value.code is code
+
+
+class Change(NamedTuple):
+    change: Params
+    loss: Tensor
+
+
+class Leaky(NamedTuple):
+    change: Params
+    loss: Tensor
+    personal: Params
+
+
+def test_a_device_sends_the_declared_type_and_nothing_else() -> None:
+    good = Change({"w": torch.ones(2)}, torch.tensor(0.0))
+    check_declared(good, Change)
+    for wrong in (Leaky(*good, {"v": torch.ones(2)}), tuple(good), {"change": good.change}):
+        with pytest.raises(BadInput, match="not sent"):
+            check_declared(wrong, Change)
+
+
+def test_a_rule_that_declares_nothing_is_refused() -> None:
+    class Silent:
+        def update(self, problem: Any, down: Any, state: Any, data: Any) -> Any: ...
+
+    class Loose:
+        def update(self, problem: Any, down: Any, state: Any, data: Any) -> tuple[Any, dict[str, Tensor]]: ...
+
+    for rule in (Silent(), Loose()):
+        with pytest.raises(BadInput, match="does not declare"):
+            upload_type(rule)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ({"places": torch.tensor([99], dtype=torch.int32)}, Code.BAD_FORM),
+        ({"places": torch.tensor([0, 1], dtype=torch.int32)}, Code.BAD_FORM),
+        ({"places": torch.tensor([0.0])}, Code.BAD_FORM),
+        ({"shape": torch.tensor([2.0, 3.0])}, Code.BAD_FORM),
+        ({"shape": torch.tensor([10**6, 10**6], dtype=torch.int32)}, Code.BAD_SHAPE),
+        ({"values": torch.tensor([1.0], dtype=torch.float64)}, Code.BAD_DTYPE),
+        ({"values": torch.tensor([float("nan")])}, Code.NOT_FINITE),
+        ({"values": torch.tensor([1e9])}, Code.NORM_TOO_LARGE),
+        ({}, None),
+    ],
+)
+def test_compact_forms_are_checked_before_they_are_restored(parts: dict[str, Tensor], code: Code | None) -> None:
+    import safetensors.torch
+
+    like = Change({"w": wire.Sparse.of(torch.eye(2, 3))}, torch.tensor(0.0))  # type: ignore[dict-item]
+    good = {"places": torch.tensor([5], dtype=torch.int32), "values": torch.tensor([2.0])}
+    good["shape"] = torch.tensor([2, 3], dtype=torch.int32)
+    named = {f"change/w#sparse.{part}": value for part, value in (good | parts).items()} | {"loss": torch.tensor(0.0)}
+    data = safetensors.torch.save(named)
+    if code is None:
+        assert opened_update(data, like, Change, BOUND).change["w"].tolist() == [[0, 0, 0], [0, 0, 2]]
+        return
+    with pytest.raises(Refused) as caught:
+        opened_update(data, like, Change, BOUND)
+    assert caught.value.code is code

@@ -1,0 +1,60 @@
+"""The same app on a real SuperLink with three real SuperNodes, over TLS."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+import httpx
+from processes import plain, recipe_of, simulated
+from superlink import deployment
+
+from personafl.deploy.state import DeviceState
+from personafl.runs.rundir import RunDirectory
+
+
+def test_superlink_and_supernodes_give_the_simulators_bits_over_a_kill(tmp_path: Path) -> None:
+    """One SuperNode is killed after the first round, and started again: its personal state was in its folder."""
+    recipe = recipe_of("fedalt", rounds=2)
+    with deployment(recipe, tmp_path) as made:
+        made.start_superlink()
+        for number in made.numbers:
+            made.start_node(number)
+        made.start_app()
+        made.until(lambda: made.closed() == 1)
+        made.kill("node-1")
+        made.start_node(1)
+        made.until(lambda: (made.out / "deployed.json").exists())
+        models = [made.state(number) for number in made.numbers]
+        made.until(lambda: all(list(folder.glob("*/model.safetensors")) for folder in models))
+        made.until(lambda: "finished: 2 rounds; 3 nodes" in made.log("user"))
+
+        run = made.journal()[0]["run"]
+        directory = RunDirectory(made.out)
+        states = {number: DeviceState(made.state(number) / run, run, number) for number in made.numbers}
+        entries = {number: plain(state.entry or {}) for number, state in states.items()}
+        assert (directory.server_bytes(directory.checkpoint()), entries) == simulated(recipe)
+        assert [state.rounds for state in states.values()] == [[0, 1]] * 3
+        assert sum("joined: client 1" in line for line in made.log("user").splitlines()) == 2
+
+
+def test_what_the_documentation_says_of_the_port_is_true(tmp_path: Path) -> None:
+    """Runs are started by anyone, tasks are handed to anyone; only the fleet API wants a key. See docs/flower.md."""
+    with deployment(recipe_of("fedavg"), tmp_path) as made:
+        made.start_superlink()
+        kind = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+        trust = ssl.create_default_context(cafile=made.files.authority)
+        with httpx.Client(base_url=f"https://127.0.0.1:{made.port}", verify=trust, trust_env=False) as anyone:
+
+            def status(path: str) -> int:
+                return anyone.post(path, headers=kind, content=b"").status_code
+
+            assert status("/v1/control/list-runs") == 200
+            assert status("/v1/runtime/acquire-task") == 200
+            assert status("/v1/runtime/push-messages") == 401
+            assert status("/v1/fleet/pull-messages") == 401
+            assert [anyone.get(path).status_code for path in ("/health", "/docs", "/openapi.json")] == [200] * 3
