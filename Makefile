@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo demo-deploy docs results test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
+.PHONY: demo demo-deploy docs results reproduced test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -26,7 +26,7 @@ unit: install-dev
 test-slow: install-dev
 	$(BIN)/pytest -m slow
 
-# The tables of docs/results.md on FedAlt and FedSim; long, CIFAR-10 wants a GPU. DATA has the data sets.
+# The tables of docs/evidence.md on FedAlt and FedSim; long, CIFAR-10 wants a GPU. DATA has the data sets.
 DATA ?= ../shared/data
 evidence-fedalt: install
 	$(BIN)/personafl compare recipes/fedalt-mnist.toml --dataset $(DATA)/mnist/mnist.npz
@@ -34,7 +34,7 @@ evidence-fedalt: install
 	$(BIN)/personafl compare recipes/fedalt-shakespeare.toml --dataset $(DATA)/shakespeare/shakespeare_roles.npz
 	$(BIN)/personafl compare recipes/fedalt-speech.toml --dataset $(DATA)/fsdd/fsdd_logmel.npz
 
-# The tables of docs/results.md on FedSLR and its baselines; wants a GPU. OUT keeps the runs, which Table 9 is measured on.
+# The tables of docs/evidence.md on FedSLR and its baselines; wants a GPU. OUT keeps the runs, which Table 9 is measured on.
 OUT ?= runs/evidence-fedslr
 C10 := --dataset $(DATA)/cifar10/cifar10_20k4k.npz
 C100 := --dataset $(DATA)/cifar100/cifar100_5k1k.npz
@@ -53,7 +53,7 @@ evidence-fedslr: install
 	$(BIN)/python benchmarks/nuclear_prox.py
 	$(BIN)/personafl compare recipes/uplink.toml --dataset $(DATA)/mnist/mnist.npz --out $(OUT)/uplink
 
-# The tables of docs/results.md on QuPeD and its baselines, and the picture; wants a GPU. QUPED keeps the runs.
+# The tables of docs/evidence.md on QuPeD and its baselines, and the picture; wants a GPU. QUPED keeps the runs.
 QUPED ?= runs/evidence-quped
 MNIST := --dataset $(DATA)/mnist/mnist.npz
 WRITERS := $(MNIST) --partition users:merge=3,clients=66
@@ -77,7 +77,7 @@ evidence-quped: install-dev
 	$(BIN)/python benchmarks/quped_curve.py $(QUPED)/mnist4 $(QUPED)/bits --out $(QUPED)/curve.svg
 	$(BIN)/python benchmarks/device_inference.py $(QUPED)/mnist4/quped-2bit-seed0 --client 7
 
-# The tables and pictures of docs/results.md on FedBCD and the cloud. MNIST takes hours on a CPU and minutes on a GPU
+# The tables and pictures of docs/evidence.md on FedBCD and the cloud. MNIST takes hours on a CPU and minutes on a GPU
 # (DEVICE=cuda); CIFAR-10 wants a GPU.
 DEVICE ?= cpu
 FEDBCD := compare recipes/fedbcd.toml engine.device=$(DEVICE) --dataset $(DATA)
@@ -113,8 +113,18 @@ evidence-deploy: install-deploy
 docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Tables and verdicts of finished runs as Markdown: make results RUNS="runs/a runs/b" > docs/reproduced.md
+# docs/results.md, from the runs that the evidence targets made: make results > docs/results.md
+VERDICTS := quped/table8-4:mnist4 quped/table8-3:mnist3 quped/table3-mnist:sampled quped/table2-femnist:writers quped/table4-femnist:devices \
+	quped/table7:writers,fixed fedbcd/figure3a:a fedbcd/figure3b:b fedbcd/figure3c:c fedbcd/figure4ab:time-3 fedbcd/figure4cd:time-6
 results: install
+	@cat docs/_build/results.head
+	@for verdict in $(VERDICTS); do \
+		preset=$${verdict%%:*}; runs=--from\ runs/evidence-$${preset%%/*}/; \
+		$(BIN)/personafl reproduce $$preset $$(echo ,$${verdict#*:} | sed "s|,| $$runs|g") --markdown || exit 1; \
+	done | grep -v "^Differences are paired\|^What differs from the paper: the recipe" | cat -s
+
+# docs/reproduced.md, from runs of `personafl reproduce`: make reproduced RUNS="runs/a runs/b" > docs/reproduced.md
+reproduced: install
 	@cat docs/_build/reproduced.head
 	@$(BIN)/personafl reproduce $(RUNS:%=--from %) --markdown
 
