@@ -35,7 +35,7 @@ from personafl.data.federated import Ragged, make_federated
 from personafl.models import convolutional
 from personafl.runs.engine import Engine, gather
 from personafl.runs.graphs import Graphs
-from personafl.runs.runner import set_arithmetic
+from personafl.runs.hardware import set_arithmetic
 from personafl.runs.simulator import Federation, Simulation, bound
 from personafl.runs.store import Store
 

@@ -136,15 +136,17 @@ def test_a_gradient_of_the_head_does_not_pass_through_the_body() -> None:
     assert counter.get_total_flops() == 2 * 8 * (100 * 50 + 2 * 50 * 10)
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=1, max_size=4))
-def test_distinct_rows(lists: list[list[int]]) -> None:
-    """Each client's row numbers once, and where they are; stacked clients get lists of one length."""
+@given(st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=1, max_size=4), st.integers(0, 4))
+def test_distinct_rows(lists: list[list[int]], room: int) -> None:
+    """Each client's row numbers once, and where they are; stacked clients get lists of one length, found or given."""
     rows = torch.tensor(lists).reshape(len(lists), 3, 2)
-    own, place = torch.func.vmap(frozen._Distinct.apply)(rows)
-    assert own.shape[1] == max(len(set(numbers)) for numbers in lists)
-    for numbers, mine, at in zip(rows, own, place, strict=True):
-        np.testing.assert_array_equal(mine[at], numbers)
-        assert set(mine.tolist()) == set(numbers.flatten().tolist())
-        alone, there = frozen._Distinct.apply(numbers)
-        np.testing.assert_array_equal(alone, np.unique(numbers))
-        np.testing.assert_array_equal(alone[there], numbers)
+    most = max(len(set(numbers)) for numbers in lists)
+    for given_ in (0, most + room):
+        own, place = torch.func.vmap(frozen._Distinct.apply, in_dims=(0, None))(rows, given_)
+        assert own.shape[1] == (given_ or most)
+        for numbers, mine, at in zip(rows, own, place, strict=True):
+            np.testing.assert_array_equal(mine[at], numbers)
+            assert set(mine.tolist()) == set(numbers.flatten().tolist())
+            alone, there = frozen._Distinct.apply(numbers, 0)
+            np.testing.assert_array_equal(alone, np.unique(numbers))
+            np.testing.assert_array_equal(alone[there], numbers)

@@ -13,10 +13,10 @@ import torch
 
 from personafl import api
 from personafl.core import rng
-from personafl.core.batches import Data, Steps, draw
+from personafl.core.batches import Data, Steps, draw, round_number
 from personafl.core.tree import Tree
 from personafl.runs import graphs
-from personafl.runs.graphs import Graphs, round_number
+from personafl.runs.graphs import Graphs
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 POOL = torch.arange(200.0).reshape(100, 2), torch.zeros(100)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from personafl.core import rng
+from personafl.core import rng, tree
 
 __all__ = [
     "Batch",
@@ -34,6 +34,8 @@ __all__ = [
     "draw",
     "drawn_steps",
     "marked",
+    "plainly_marked",
+    "round_number",
 ]
 
 
@@ -94,19 +96,29 @@ class Stream(Protocol[S_co]):
         """Yield the steps in order."""
 
 
-class Gaps(NamedTuple):
-    """A mark: some of the stacked clients may have steps without real samples. It has no tensors, so trees keep it."""
+@tree.constant
+@dataclass(frozen=True)
+class Gaps:
+    """A mark: some of the stacked clients may have steps without real samples.
+
+    `most` is how many samples a client has at most, where that is known; 0: it is not.
+    """
+
+    most: int = 0
 
 
-class NoGaps(NamedTuple):
+@tree.constant
+@dataclass(frozen=True)
+class NoGaps:
     """A mark: every step of every stacked client has a real sample.
 
     Where it is known, `widths` says how many samples of each step are real for some client, from the first on, and
-    `even` whether they are for all of them. The others are left out.
+    `even` whether they are for all of them. The others are left out. `most` as in `Gaps`.
     """
 
     widths: tuple[int, ...] = ()
     even: tuple[bool, ...] = ()
+    most: int = 0
 
 
 class Batches(NamedTuple):
@@ -260,7 +272,7 @@ def draw(
         torch.from_numpy(index).to(device),
         torch.from_numpy(real).to(device),
         torch.from_numpy(dropout).to(device),
-        mark=marked(real) if device.type == "cpu" else _plainly_marked(real),
+        mark=marked(real) if device.type == "cpu" else plainly_marked(bool(real.any(-1).all()), largest),
     )
 
 
@@ -273,9 +285,21 @@ def marked(real: NDArray[np.bool_]) -> Gaps | NoGaps:
     return NoGaps(tuple(most.tolist()), tuple((counts == most).all(0).tolist()))
 
 
-def _plainly_marked(real: NDArray[np.bool_]) -> Gaps | NoGaps:
-    """Return a mark that is the same in every round, for recordings (`runs.graphs`)."""
-    return NoGaps() if real.any(-1).all() else Gaps()
+def plainly_marked(full: bool, most: int) -> Gaps | NoGaps:
+    """Return a mark that is mostly the same in every round, for recordings (`runs.graphs`).
+
+    `full` says whether every step of every client has a real sample.
+    """
+    most = round_number(most)
+    return NoGaps(most=most) if full else Gaps(most)
+
+
+def round_number(count: int) -> int:
+    """Return the least of 0, 1, …, 7, 8, 12, 16, 24, 32, 48, … that is not below."""
+    if count <= 8:
+        return count
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if count <= power * 3 // 4 else power
 
 
 def _orders(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import rng
-from personafl.core.batches import Batches, Gaps, NoGaps, Steps, counted_steps
+from personafl.core.batches import Batches, Steps, counted_steps, plainly_marked
 
 __all__ = ["draw_there", "fits_there"]
 
@@ -60,7 +60,7 @@ def draw_there(
         rows[there(np.where(sizes > 0, starts, 0))[:, None, None] + chosen],
         real,
         there(rng.mix(keys[:, None], "dropout", np.arange(count)[None, :]).view(np.int64)),
-        mark=Gaps() if (taken < count).any() else NoGaps(),
+        mark=plainly_marked(not (taken < count).any(), largest),
     )
 
 

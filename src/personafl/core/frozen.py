@@ -51,11 +51,11 @@ def _on_features(divided: Cut, parameters: int, fixed: Params, batches: Batches)
 
     None if that does not pay: no sample comes twice, or the features would fill the memory.
     """
-    rows = batches.rows
-    if not rows.numel() or rows.is_cuda:  # a CUDA graph cannot wait to learn how many samples there are
+    rows, most = batches.rows, batches.mark.most
+    if not rows.numel() or (rows.is_cuda and not 0 < most < rows.numel()):
         return None
-    own, place = _Distinct.apply(rows)  # type: ignore[no-untyped-call]
-    if len(own) == rows.numel() or len(own) * divided.size > _COPIES * parameters:
+    own, place = _Distinct.apply(rows, most if rows.is_cuda else 0)  # type: ignore[no-untyped-call]
+    if len(own) >= rows.numel() or len(own) * divided.size > _COPIES * parameters:
         return None
     body = {name: fixed[name] for name in divided.features.shapes}
     pieces = [divided.features.apply(body, batches.pool_x[part]) for part in own.split(_BATCHES * rows.shape[1])]
@@ -66,28 +66,31 @@ class _Distinct(torch.autograd.Function):
     """rows [steps, batch] ↦ each row number once [n], and where in that list each one is [steps, batch].
 
     Stacked clients get lists of one length, which only a look at all of them can tell: hence a rule of its own for
-    vmap. Those with fewer rows repeat their last.
+    vmap. Those with fewer rows repeat their last. A CUDA graph cannot wait for that look, so there n is given: `most`.
     """
 
     @staticmethod
-    def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return _distinct(rows)
+    def forward(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        return _distinct(rows, most)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Row numbers have no gradient."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], rows: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return _distinct(rows.movedim(in_dims[0], 0)), (0, 0)
+    def vmap(
+        info: Any, in_dims: tuple[int, None], rows: Tensor, most: int
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return _distinct(rows.movedim(in_dims[0], 0), most), (0, 0)
 
 
-def _distinct(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _distinct(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Do so along the last two axes of rows [..., steps, batch]."""
     value, order = rows.flatten(-2).sort(dim=-1)
     rank = torch.zeros_like(value)
     rank[..., 1:] = (value[..., 1:] != value[..., :-1]).cumsum(-1)
-    count = int(rank.max()) + 1
-    own = value[..., -1:].repeat(*[1] * (value.ndim - 1), count).scatter_(-1, rank, value)
+    count = most or int(rank.max()) + 1
+    number = torch.arange(count, device=rows.device).expand(*value.shape[:-1], count).contiguous()
+    first = torch.searchsorted(rank, number).clamp(max=value.shape[-1] - 1)  # where each of them is met
     place = torch.empty_like(value).scatter_(-1, order, rank)
-    return own, place.reshape(rows.shape)
+    return value.gather(-1, first), place.reshape(rows.shape)

@@ -20,6 +20,7 @@ __all__ = [
     "add",
     "add_scaled",
     "added",
+    "constant",
     "dot",
     "finite",
     "flatten",
@@ -47,6 +48,12 @@ def map(function: Callable[..., Any], tree: T, *rest: Tree) -> T:  # noqa: A001 
     """Apply a function to the leaves of trees of one shape."""
     result: T = pytree.tree_map(function, tree, *rest)
     return result
+
+
+def constant(kind: type[T]) -> type[T]:
+    """Have trees keep values of a frozen dataclass as they are: it has no leaves."""
+    pytree.register_constant(kind)
+    return kind
 
 
 def leaves(tree: Tree) -> list[Tensor]:

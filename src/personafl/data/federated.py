@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["FederatedData", "Numbered", "Ragged", "Split", "TaskName", "blank", "make_federated"]
+from personafl.data.window import Window, copied
+
+__all__ = ["FederatedData", "Numbered", "Pool", "Ragged", "Split", "TaskName", "blank", "make_federated", "runs_of"]
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
@@ -45,6 +47,10 @@ class Ragged:
         """Rows of some clients."""
         return self.offset[clients + 1] - self.offset[clients]
 
+    def of(self, clients: Rows) -> Rows:
+        """Rows of some clients, one client after the other."""
+        return self.flat[runs_of(self.offset[clients], self.sizes_of(clients))]
+
     @property
     def owner(self) -> Rows:
         """The client of each entry of flat, [rows]."""
@@ -72,6 +78,21 @@ class Ragged:
 
 def _offsets(sizes: Rows) -> Rows:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def runs_of(starts: Rows, sizes: Rows) -> Rows:
+    """Return start, start + 1, …, start + size − 1 for each pair, one after the other."""
+    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+
+
+class Pool(NamedTuple):
+    """Samples that some clients train on, where they are computed with: client c's are rows[starts[c]:] of them."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    rows: Rows
+    there: torch.Tensor  # the same rows, on the device
+    starts: Rows  # [clients]
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,12 @@ class FederatedData:
     task: TaskName  # what y means: one label, the next token at each place, or a sequence without alignment (0: blank)
     vocabulary: int | None = None  # tokens of x lie in [0, vocabulary); None where x is not tokens
     notes: tuple[str, ...] = ()  # what the split left out, one sentence each
+    window: Window | None = None  # where samples are brought to be computed with; None: x and y are there
+
+    @property
+    def device(self) -> torch.device:
+        """Where samples are computed with."""
+        return self.x.device if self.window is None else self.window.x.device
 
     @property
     def clients(self) -> int:
@@ -121,9 +148,35 @@ class FederatedData:
         return len(self.train)
 
     @functools.cached_property
-    def train_rows(self) -> torch.Tensor:
+    def _train_rows(self) -> torch.Tensor:
         """The rows of all clients' training data, where the data is."""
         return torch.from_numpy(self.train.flat).to(self.x.device)
+
+    def pool(self, clients: Rows) -> Pool:
+        """Return the training samples of some clients, all of them or those that are brought to the window now."""
+        if self.window is None:
+            return Pool(self.x, self.y, self.train.flat, self._train_rows, self.train.offset[clients])
+        sizes = self.train.sizes_of(clients)
+        self.window.show(self.x, self.y, self.train.of(clients))
+        starts = np.cumsum(sizes) - sizes
+        return Pool(self.window.x, self.window.y, np.arange(sizes.sum()), self.window.places, starts)
+
+    def fitting(self, clients: Rows) -> Iterator[Rows]:
+        """Cut clients into runs whose training samples fit the window together."""
+        if self.window is None:
+            yield clients
+            return
+        start, taken = 0, 0
+        for place, size in enumerate(self.train.sizes_of(clients).tolist()):
+            if taken + size > self.window.samples:
+                yield clients[start:place]
+                start, taken = place, 0
+            taken += size
+        yield clients[start:]
+
+    def samples(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x and y of these rows, [*rows.shape, …], where they are computed with."""
+        return copied(self.x, rows, self.device), copied(self.y, rows, self.device)
 
     def rows(self, split: Split) -> Ragged:
         """Return the rows of a split by its name."""

@@ -18,14 +18,14 @@ from torch.func import vmap
 from personafl.core.algorithm import Problem
 from personafl.core.net import Net
 from personafl.core.tree import Params
-from personafl.data.federated import FederatedData, Ragged
+from personafl.data.federated import FederatedData, Ragged, runs_of
 from personafl.evaluate.choice import Gains
 
 __all__ = ["Outcomes", "Scores", "score_personal", "score_shared", "try_personal", "try_shared"]
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
-Try = Callable[[Params, Tensor, Tensor], Tensor]  # (a model, rows, which are real) -> hits and losses [2, rows]
+Try = Callable[[Params, Tensor, Tensor, Tensor], Tensor]  # (a model, x, y, which are real) -> hits, losses [2, samples]
 _SAMPLES = 8192  # per forward pass, over all stacked clients together
 _PADDING = 32  # rows of padding per client that take less time than a copy of its model
 
@@ -67,7 +67,7 @@ class Outcomes:
     def of(self, clients: Rows) -> Outcomes:
         """Return those of some clients, given by their places here."""
         sizes = self.sizes[clients]
-        samples = _runs_of((np.cumsum(self.sizes) - self.sizes)[clients], sizes)
+        samples = runs_of((np.cumsum(self.sizes) - self.sizes)[clients], sizes)
         return Outcomes(hits=self.hits[samples], losses=self.losses[samples], sizes=sizes)
 
     def _sum(self, values: Values) -> Values:
@@ -92,8 +92,7 @@ def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragg
     if net.batch_dependent:  # batches may not mix clients then
         stacked = {name: value.expand(len(clients), *value.shape) for name, value in params.items()}
         return _try_each(net, problem, stacked, data, rows, clients)
-    flat = rows.flat[_runs_of(rows.offset[clients], sizes)]
-    hits, losses = _alone(_trial(net, problem, data), params, flat, _SAMPLES, data.x.device)
+    hits, losses = _alone(_trial(net, problem), params, data, rows.of(clients), _SAMPLES)
     return Outcomes(hits=hits, losses=losses, sizes=sizes)
 
 
@@ -110,8 +109,8 @@ def try_personal(problem: Problem, stacked: Params, data: FederatedData, rows: R
 def _try_each(
     net: Net, problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: Rows
 ) -> Outcomes:
-    sizes, starts, device = rows.sizes_of(clients), rows.offset[clients], data.x.device
-    trial, axes = _trial(net, problem, data), {name: 0 if value.stride(0) else None for name, value in stacked.items()}
+    sizes, starts, device = rows.sizes_of(clients), rows.offset[clients], data.device
+    trial, axes = _trial(net, problem), {name: 0 if value.stride(0) else None for name, value in stacked.items()}
     # One convolution with the kernels of many clients is slower on a CPU than many convolutions.
     kernels = net.convolutional and any(stacked[name].ndim > 3 for name, axis in axes.items() if axis is not None)
     found = np.zeros((2, int(sizes.sum())))
@@ -123,31 +122,32 @@ def _try_each(
         table = rows.flat[starts[members, None] + np.minimum(position, sizes[members, None] - 1)]  # padded: last row
         if len(members) == 1:
             params = {name: value[members[0]] for name, value in stacked.items()}
-            values = _alone(trial, params, table[0], len(position) if net.batch_dependent else _SAMPLES, device)
+            values = _alone(trial, params, data, table[0], len(position) if net.batch_dependent else _SAMPLES)
         else:
             span = _span(members)
             params = {name: value[0] if axes[name] is None else value[span] for name, value in stacked.items()}
-            inputs = (torch.from_numpy(part).to(device) for part in (table, real))
-            values = _numbers(vmap(trial, in_dims=(axes, 0, 0), out_dims=1)(params, *inputs))[:, real]
+            inputs = *data.samples(table), torch.from_numpy(real).to(device)
+            values = _numbers(vmap(trial, in_dims=(axes, 0, 0, 0), out_dims=1)(params, *inputs))[:, real]
         found[:, (first[members, None] + position)[real]] = values
     return Outcomes(hits=found[0], losses=found[1], sizes=sizes)
 
 
-def _trial(net: Net, problem: Problem, data: FederatedData) -> Try:
-    def trial(params: Params, own: Tensor, real: Tensor) -> Tensor:
-        output, target = net.apply(params, data.x[own], real), data.y[own]
-        hits, losses = problem.correct(output, target), problem.loss(output, target)
+def _trial(net: Net, problem: Problem) -> Try:
+    def trial(params: Params, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
+        output = net.apply(params, x, real)
+        hits, losses = problem.correct(output, y), problem.loss(output, y)
         return torch.stack([hits.to(losses.dtype), losses])
 
     return trial
 
 
-def _alone(trial: Try, params: Params, rows: Rows, step: int, device: torch.device) -> Values:
+def _alone(trial: Try, params: Params, data: FederatedData, rows: Rows, step: int) -> Values:
     """Try one model on rows, so many at a time: hits and losses [2, rows]."""
     found = np.zeros((2, len(rows)))
     for start in range(0, len(rows), step):
-        part = torch.from_numpy(rows[start : start + step]).to(device)
-        found[:, start : start + step] = _numbers(trial(params, part, torch.ones_like(part, dtype=torch.bool)))
+        x, y = data.samples(rows[start : start + step])
+        every = torch.ones(len(x), dtype=torch.bool, device=data.device)
+        found[:, start : start + step] = _numbers(trial(params, x, y, every))
     return found
 
 
@@ -175,11 +175,6 @@ def _similar(sizes: Rows, most: int) -> Iterator[Rows]:
 def _span(members: Rows) -> slice | Rows:
     """Return neighbours as a slice, which copies nothing."""
     return slice(members[0], members[-1] + 1) if (np.diff(members) == 1).all() else members
-
-
-def _runs_of(starts: Rows, sizes: Rows) -> Rows:
-    """Return start, start + 1, …, start + size − 1 for each pair, one after the other."""
-    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
 
 def _numbers(values: Tensor) -> Values:

@@ -51,7 +51,7 @@ def calibrated(
         choices = [_choice(federation, which, memory, clock) for which in range(len(federation.problems))]
         strategies, notes = [strategy for strategy, _ in choices], [why for _, why in choices if why]
         write_json(file, {"strategies": strategies, "why": notes})
-    device = federation.data.x.device
+    device = federation.data.device
     engines = tuple(
         engine if engine.strategy == strategy else Engine.fitted(problem, strategy, memory, device)
         for engine, problem, strategy in zip(federation.engines, federation.problems, strategies, strict=True)
@@ -68,7 +68,7 @@ def in_doubt(problem: Problem, device: torch.device) -> bool:
 
 
 def _choice(federation: Federation, which: int, memory: int, clock: Clock) -> tuple[Strategy, str | None]:
-    problem, device = federation.problems[which], federation.data.x.device
+    problem, device = federation.problems[which], federation.data.device
     reason = problem.net.unstackable or problem.personal_net.unstackable
     if reason:
         return "sequential", f"clients are trained one by one: torch.func cannot stack the model ({reason})"
@@ -89,7 +89,7 @@ def _choice(federation: Federation, which: int, memory: int, clock: Clock) -> tu
 
 def measure(federation: Federation, which: int, memory: int, clock: Clock = time.perf_counter) -> dict[str, float]:
     """Return the seconds that a step of one client of a problem takes with each strategy."""
-    problem, rule, device = federation.problems[which], federation.algorithm, federation.data.x.device
+    problem, rule, device = federation.problems[which], federation.algorithm, federation.data.device
     seen = federation.data.seen
     clients = seen[federation.problem_of[seen] == which][:_CLIENTS]
     start = federation.start or problem.net.init(rng.generator(federation.seed, "start"))
@@ -120,7 +120,7 @@ def _first_steps(data: Data) -> Data:
 
 
 def _cast(federation: Federation, values: Tree) -> Tree:
-    return tree.map(lambda leaf: leaf.to(federation.data.x.device, federation.dtype), values)
+    return tree.map(lambda leaf: leaf.to(federation.data.device, federation.dtype), values)
 
 
 def _least(work: Callable[[], object], clock: Clock) -> float:

@@ -179,16 +179,14 @@ def gather(
     data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
 ) -> Data:
     """Draw the batches of a chunk of clients for each phase, from (seed, client, round, phase)."""
-    train = data.train
-    starts, sizes = train.offset[clients], train.sizes_of(clients)
-    pool, pace = (data.x, data.y), paces(clients, seed, round_)
-    device = data.x.device
+    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    pool, device = data.pool(clients), data.device
 
     def drawn(name: str, work: Steps) -> Batches:
         keys = rng.mix(seed, "batches", name, round_, clients)
         if device.type == "cuda" and fits_there(sizes, work, pace):
-            return draw_there(pool, data.train_rows, starts, sizes, work, keys, pace)
-        return draw(pool, train.flat, starts, sizes, work, keys, pace)
+            return draw_there((pool.x, pool.y), pool.there, pool.starts, sizes, work, keys, pace)
+        return draw((pool.x, pool.y), pool.rows, pool.starts, sizes, work, keys, pace)
 
     batches = {name: drawn(name, work) for name, work in phases.items()}
     examples = torch.from_numpy(sizes).to(device)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import personafl.data.build as data_build
 from personafl.core.algorithm import Algorithm
@@ -232,14 +233,19 @@ class _Finished:
 
     def _graph(self, file: Path, net: Net, parts: tuple[Part, ...], facts: dict[str, str]) -> bytes:
         """Return the ONNX file of a model."""
-        x = self._federation.data.x
+        x = self._inputs(_SAMPLES)
         try:
-            return onnx_file(assembled(net, parts, x[:1]), x[:_SAMPLES], described(facts))
+            return onnx_file(assembled(net, parts, x[:1]), x, described(facts))
         except BadInput as error:
             name = json.loads(facts["network"])["name"] or "the model that was given"
             raise BadInput(
                 f"{file.with_suffix('.onnx')}: not written, {name}: {error}; export without --onnx"
             ) from error
+
+    def _inputs(self, count: int) -> Tensor:
+        """Return so many inputs, from the first on and over again."""
+        data = self._federation.data
+        return data.samples(np.arange(count) % len(data.x))[0]
 
     def _models(self, client: int | None) -> dict[str, tuple[Part, ...]]:
         """Return the models of a client by name; what all share is, of several servers, their mean."""
@@ -260,7 +266,7 @@ class _Finished:
 
     def _costs(self, net: Net, parts: tuple[Part, ...], batch: int | None) -> tuple[int, int, Latency | None]:
         """Return multiply-adds as exported and dense; with a batch, the time they take."""
-        x = self._federation.data.x
+        x = self._inputs(batch or 1)
         if net not in self._dense_work:
             self._dense_work[net] = multiply_adds(assembled(net, parts, x[:1], dense=True), x[:1])
         work = dense_work = self._dense_work[net]
@@ -271,7 +277,7 @@ class _Finished:
         if batch is None:
             return work, dense_work, None
         networks["dense"] = assembled(net, parts, x[:1], dense=True)
-        spent = latency(networks, x[torch.arange(batch) % len(x)])
+        spent = latency(networks, x)
         exported = spent.get("exported", spent["dense"])  # else it is the same network
         return work, dense_work, Latency(spent["dense"], exported, batch, torch.get_num_threads())
 

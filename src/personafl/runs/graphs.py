@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from personafl.core import tree
-from personafl.core.batches import Batches, Data, Gaps
+from personafl.core.batches import Batches, Data, Gaps, round_number
 from personafl.core.tree import Tree
 
-__all__ = ["Graphs", "round_number"]
+__all__ = ["Graphs"]
 
 Steps = tuple[int, ...]  # of each phase
 _MOST = 16  # recordings that are kept; each holds the memory of its function
@@ -61,7 +61,7 @@ class Graphs:
         if met != steps:
             self._met[name] = ()  # they vary, from now on
             data = _filled(data, tuple(map(round_number, steps)))
-        key = name, _steps(data), tuple(batches.gaps for batches in data.phases.values())
+        key = name, _steps(data), tuple(batches.mark for batches in data.phases.values())
         if key not in self._recordings:
             try:
                 recording = _record(function, down, states, data)
@@ -75,14 +75,6 @@ class Graphs:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(key)
         return self._recordings[key].replay(down, states, data)
-
-
-def round_number(steps: int) -> int:
-    """Return the least of 0, 1, …, 7, 8, 12, 16, 24, 32, 48, … that is not below."""
-    if steps <= 8:
-        return steps
-    power = 1 << (steps - 1).bit_length()
-    return power * 3 // 4 if steps <= power * 3 // 4 else power
 
 
 def _name(function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Hashable:
@@ -101,11 +93,12 @@ def _filled(data: Data, steps: Steps) -> Data:
 
     def more(batches: Batches, count: int) -> Batches:
         missing = count - batches.rows.shape[1]
+        again = batches.rows[:, -1:].expand(-1, missing, -1)  # rows that the clients have anyway
         return batches._replace(
-            rows=functional.pad(batches.rows, (0, 0, 0, missing)),
+            rows=torch.cat([batches.rows, again], 1),
             real=functional.pad(batches.real, (0, 0, 0, missing)),
             key=functional.pad(batches.key, (0, missing)),
-            mark=Gaps(),
+            mark=Gaps(batches.mark.most),
         )
 
     phases = {name: more(batches, count) for (name, batches), count in zip(data.phases.items(), steps, strict=True)}

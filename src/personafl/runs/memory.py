@@ -72,7 +72,7 @@ def round_memory(fed: Federation, problem: Problem, client: int) -> int:
 
 
 def _start(fed: Federation) -> Params:
-    return {name: value.to(fed.data.x.device, fed.dtype) for name, value in (fed.start or {}).items()}
+    return {name: value.to(fed.data.device, fed.dtype) for name, value in (fed.start or {}).items()}
 
 
 def _two_steps(fed: Federation, client: int) -> Data:

@@ -221,6 +221,7 @@ class EngineSection(Section):
     device: str = "auto"  # auto: cuda if there is one
     dtype: Literal["float32", "float64", "tf32", "bfloat16"] = "float32"  # the last two: of products on a GPU
     memory_mb: Positive = 1024  # for clients trained at the same time
+    data_mb: Positive | None = None  # for data on a GPU; more are brought there by parts. None: half of what is free
     store_mb: Positive = 1024  # for personal states kept in memory; the others are on disk
     checkpoint_seconds: NonNegative = 10.0  # at most this much work is lost in a crash; 0: every round
     threads: Positive | None = None  # of torch; None: torch decides

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import platform
 import sys
 import time
@@ -41,6 +40,7 @@ from personafl.runs.devices import OwnNetwork, check_method, deal, own_nets
 from personafl.runs.engine import Engine
 from personafl.runs.files import atomic_write, read_json, write_json
 from personafl.runs.forms import observe
+from personafl.runs.hardware import named_device, placed, set_arithmetic
 from personafl.runs.interrupt import polite_stop
 from personafl.runs.recipe import CompareSection, Recipe
 from personafl.runs.result import Result, make_result
@@ -55,7 +55,7 @@ from personafl.runs.workers import elsewhere
 
 START_FILE = "global.safetensors"
 
-__all__ = ["Job", "Note", "Progress", "Tuning", "prepare", "run_job", "set_arithmetic"]
+__all__ = ["Job", "Note", "Progress", "Tuning", "prepare", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def prepare(
     check_method(recipe.devices, algorithm)
     recipe.federation.check_offline(algorithm)
     check_tracking(recipe.tracking)
-    device = _device(recipe.engine.device)
+    device = named_device(recipe.engine.device)
     if device.type != "cpu" and elsewhere():
         raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
@@ -162,8 +162,7 @@ def prepare(
     buffer = None
     if recipe.buffer is not None:
         buffer = make_buffer(recipe.buffer, data, algorithm, recipe.training.build().work, recipe.seed)
-    x = data.x.to(device, dtype) if data.x.is_floating_point() else data.x.to(device)
-    data = dataclasses.replace(data, x=x, y=data.y.to(device))
+    data = placed(data, device, dtype, recipe.engine.data_mb)
     name = default_model(data) if recipe.model.name == "auto" else recipe.model.name
     section, task = recipe.model, TASKS[data.task]
     try:
@@ -243,35 +242,6 @@ def warm_start(run: Path, fresh: Params) -> Params:
         what = "does not fit this model" if wrong else "is missing there"
         raise BadInput(f"start: the model of {run} is another one: {names} {what}; use the same model as that run")
     return {name: found.get(name, value).to(value.dtype) for name, value in fresh.items()}
-
-
-def set_arithmetic(dtype: str, device: torch.device) -> None:
-    """Have a GPU compute the same bits every time, with factors of products and convolutions rounded to TF32 or not.
-
-    torch's own defaults are a mixture of TF32 and float32, and convolutions that add up in any order. A layer that has
-    no other way makes torch warn.
-    """
-    if dtype in ("tf32", "bfloat16") and device.type != "cuda":
-        raise BadInput(f'engine.dtype: "{dtype}" needs a CUDA device, not {device.type}; use "float32"')
-    if device.type != "cuda":
-        return
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product; torch asks for it
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise BadInput(
-            f"engine.device: {name!r} is not available here ({str(error).splitlines()[0]}); use cpu"
-        ) from error
-    return device
 
 
 def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None) -> Result:

@@ -169,7 +169,7 @@ def _personal(
 
 def tuned_states(simulation: Simulation, tuned: Store, which: int, down: Tree, clients: Clients) -> Tree:
     """Return the stacked states of clients after fine-tuning."""
-    device = simulation.federation.data.x.device
+    device = simulation.federation.data.device
     stacked = {path: leaf.to(device) for path, leaf in tuned.take(clients).items()}
     return tree.unflatten(_tuned_shape(simulation, which, down), stacked)
 

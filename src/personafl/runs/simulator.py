@@ -7,9 +7,10 @@ uploads, and lets the server rule step.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ __all__ = ["Chunk", "Federation", "Round", "Simulation", "Trained", "bound"]
 
 Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Simulation:
         self.store = store
         self.homes = np.zeros(federation.data.clients, dtype=np.int64)  # [clients] whose model each one receives
         self.crew = crew_for(functools.partial(train_chunk, federation), federation.workers)
-        self._device = federation.data.x.device
+        self._device = federation.data.device
         self.server = self._begin()
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
         self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
@@ -206,11 +208,19 @@ class Simulation:
         chunks = [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
         tasks = (Chunk(which, clients, number, down, self.states(which, first, clients)) for which, clients in chunks)
         try:
-            for (_, clients), (states, uploads) in zip(chunks, self.crew.map(tasks), strict=True):
+            for (_, clients), (states, uploads) in self._begun(zip(chunks, self.crew.map(tasks), strict=True)):
                 self.check(f"round {number + 1}: training", clients, (states, uploads))
                 yield clients, states, uploads
         except WorkerFailed as error:
             raise WorkerFailed(f"{self._named(chunks[error.task][1])}: {error}", error.task) from error
+
+    def _begun(self, results: Iterator[T]) -> Iterator[T]:
+        """Yield results; on a GPU once the next is begun, for they come before they are computed."""
+        last = list(itertools.islice(results, 1 if self._device.type == "cuda" else 0))
+        for result in results:
+            last.append(result)
+            yield last.pop(0)
+        yield from last
 
     def _steps(self, clients: Clients, number: int) -> Clients:
         """Return how many steps clients take in a round."""
@@ -269,7 +279,8 @@ class Simulation:
             for which in np.unique(kinds[homes == server]):
                 members = (homes == server) & (kinds == which)
                 for chunk in self.federation.engines[which].chunks(clients[members], steps[members]):
-                    yield int(which), int(server), chunk
+                    for part in self.federation.data.fitting(chunk):
+                        yield int(which), int(server), part
 
     def states(self, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""
