@@ -1,9 +1,9 @@
 """What computing the features of a frozen body once saves: rounds of FedAlt and FedRep with a personal output layer.
 
-    python benchmarks/frozen.py [--clients 100] [--samples 100] [--repeats 5]
+    python benchmarks/frozen.py [--clients 100] [--samples 100] [--repeats 5] [--device cuda]
 
-Rounds with and without reuse take turns, stacked and one by one. The first two columns are milliseconds of a round
-(best of the repeats), then how many times faster reuse is: best and median of the pairs.
+Rounds with and without reuse take turns, stacked and one by one, on a GPU from CUDA graphs. The first two columns are
+milliseconds of a round (best of the repeats), then how many times faster reuse is: best and median of the pairs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -30,7 +31,8 @@ from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.models import personal_split, zoo
-from personafl.runs.engine import Engine, Strategy
+from personafl.runs.engine import Engine
+from personafl.runs.hardware import placed, set_arithmetic
 from personafl.runs.simulator import Federation, Simulation
 from personafl.runs.store import Store
 
@@ -72,16 +74,17 @@ def data_of(clients: int, samples: int, shape: tuple[int, ...]) -> FederatedData
 
 
 @contextmanager
-def simulation(algorithm: Algorithm, data: FederatedData, network: str, strategy: Strategy) -> Iterator[Simulation]:
+def simulation(algorithm: Algorithm, data: FederatedData, network: str, strategy: str) -> Iterator[Simulation]:
     """Yield a simulation of all clients in every round."""
     module = NETWORKS[network][0]()
-    problem = Problem(Net(module), cross_entropy, split=personal_split(module, "output"))
+    net = Net(module).to(data.device, torch.float32)
+    problem = Problem(net, cross_entropy, split=personal_split(module, "output"))
     federation = Federation(
         algorithm=algorithm,
         data=data,
         problems=(problem,),
         problem_of=np.zeros(data.clients, dtype=np.int64),
-        engines=(Engine(strategy, 100),),
+        engines=(replace(Engine.fitted(problem, strategy, 2**36, data.device), chunk=100),),
         seed=0,
         cohort=data.clients,
         sampling="exact",
@@ -106,18 +109,22 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    print(f"{torch.get_num_threads()} thread(s), {options.repeats} pairs of rounds each")
+    device = torch.device(options.device)
+    set_arithmetic("float32", device)
+    print(f"{options.device}, {torch.get_num_threads()} thread(s), {options.repeats} pairs of rounds each")
     print(f"{'network':<16}{'method':<20}{'strategy':<12}{'off ms':>9}{'on ms':>9}{'best':>8}{'median':>8}")
     for network, (_, shape, batch, divisor) in NETWORKS.items():
-        data = data_of(options.clients // divisor, options.samples, shape)
+        data = placed(data_of(options.clients // divisor, options.samples, shape), device, torch.float32, None)
         for method, epochs in (("fedalt", 1), ("fedalt", 5), ("fedrep", 1)):
             training = Training(work=Steps(epochs=epochs, batch=batch), optimizer=Sgd(lr=0.05))
-            for strategy in ("stacked", "sequential"):
-                with simulation(METHODS[method].build(training), data, network, strategy) as running:
-                    seconds(running, 0, True), seconds(running, 1, False)  # warm up
-                    turns = range(2, 2 + 2 * options.repeats, 2)
-                    pairs = [(seconds(running, turn, False), seconds(running, turn + 1, True)) for turn in turns]
+            algorithm = METHODS[method].build(training)
+            for strategy in ("stacked", "sequential") if options.device == "cpu" else ("graphs",):
+                work = algorithm, data, network, strategy
+                with simulation(*work) as plain, simulation(*work) as reusing:  # recordings are of one or the other
+                    turns = range(2 + options.repeats)
+                    pairs = [(seconds(plain, turn, False), seconds(reusing, turn, True)) for turn in turns][2:]
                 off, on = map(min, zip(*pairs, strict=True))
                 median = statistics.median(without / reused for without, reused in pairs)
                 print(

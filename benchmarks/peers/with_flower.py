@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ __all__ = ["Flower"]
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where its workers find this module
 
 
 class _Client(NumPyClient):  # type: ignore[misc]
@@ -47,8 +49,9 @@ class _Client(NumPyClient):  # type: ignore[misc]
 class _Waiting(FedAvg):  # type: ignore[misc]
     """FedAvg that starts a round when it is told to."""
 
-    def __init__(self, start: Any) -> None:
-        super().__init__(fraction_evaluate=0.0, min_evaluate_clients=0, initial_parameters=start)
+    def __init__(self, start: Any, clients: int) -> None:
+        everyone = {"min_fit_clients": clients, "min_available_clients": clients}  # they are there one after the other
+        super().__init__(fraction_evaluate=0.0, min_evaluate_clients=0, initial_parameters=start, **everyone)
         self.asked, self.answered, self.latest = threading.Semaphore(0), threading.Semaphore(0), start
 
     def configure_fit(self, *arguments: Any, **named: Any) -> Any:
@@ -71,7 +74,7 @@ class Flower:
         clients = clients_of(work)
         self.model = start_of(work)
         values = [value.detach().numpy() for value in self.model.parameters()]
-        self.strategy = _Waiting(ndarrays_to_parameters(values))
+        self.strategy = _Waiting(ndarrays_to_parameters(values), len(clients))
 
         def client(context: Context) -> Any:
             return _Client(work, *clients[int(context.node_config["partition-id"])]).to_client()

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vmap
 from torch.testing import assert_close
 
-from personafl.core.gradient import differentiated, gradient_and_value
+from personafl.core.gradient import gradient_and_value
+from personafl.core.stack import differentiated, stack_around
 from personafl.core.tree import Params
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -115,3 +116,18 @@ def test_an_outer_tape_goes_on() -> None:
     weights = {name: value * scale for name, value in one(WEIGHTS).items()}
     gradient, _ = gradient_and_value(squares, weights, X[0])
     assert gradient["w"].requires_grad
+
+
+def test_the_stack_is_the_one_vmap_around() -> None:
+    seen = []
+
+    def looked(x: Tensor) -> Tensor:
+        seen.append(stack_around())
+        return x.sum()
+
+    looked(X[0])
+    vmap(looked)(X)
+    grad(looked)(X[0])
+    vmap(grad(looked))(X)
+    grad(lambda x: vmap(looked)(x).sum())(X)
+    assert [stack if stack is None else stack.clients for stack in seen] == [None, CLIENTS, None, None, None]

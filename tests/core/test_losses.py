@@ -96,6 +96,22 @@ def test_losses_under_vmap() -> None:
             torch.testing.assert_close(stacked, alone, rtol=0, atol=1e-12)
 
 
+def test_the_gradient_of_stacked_cross_entropies() -> None:
+    """Large scores too, where a plain sum of powers would overflow."""
+    outputs = (100 * normal(3, 4, 5)).float()
+    targets = torch.randint(5, (3, 4), generator=torch.Generator().manual_seed(1))
+    weights = normal(3, 4).float()
+
+    def weighted(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return (weights * cross_entropy(outputs, targets)).sum()
+
+    leaf = outputs.clone().requires_grad_()
+    torch.func.vmap(weighted)(leaf, targets, weights).sum().backward()
+    alone = outputs.double().requires_grad_()
+    (weights.double() * functional.cross_entropy(alone.mT, targets, reduction="none")).sum().backward()
+    torch.testing.assert_close(leaf.grad, alone.grad.float())  # type: ignore[union-attr]
+
+
 def sequences(*rows: list[int]) -> Tensor:
     """Targets padded with −1."""
     longest = max(map(len, rows))

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.batches import Step, Stream
-from personafl.core.gradient import differentiated, gradient_and_value, step
+from personafl.core.gradient import gradient_and_value, step
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
+from personafl.core.stack import differentiated
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params, Tree
 

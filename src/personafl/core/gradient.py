@@ -8,36 +8,31 @@ tensors beneath `vmap`, has every client's gradient in it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
-from torch._functorch.pyfunctorch import (
-    VmapInterpreter,
-    retrieve_all_functorch_interpreters,
-    temporarily_clear_interpreter_stack,
-)
 from torch.func import grad_and_value
 
 from personafl.core import tree
-from personafl.core.layers import Factored, Layers, Stack
+from personafl.core.layers import Factored, Layers
+from personafl.core.stack import Outside, Stack, stack_around, transformed
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
-__all__ = ["differentiated", "gradient_and_value", "step"]
+__all__ = ["gradient_and_value", "step"]
 
 S = TypeVar("S")
 
 
 def gradient_and_value(objective: Callable[[Params, S], Tensor], params: Params, batch: S) -> tuple[Params, Tensor]:
     """Return ∇objective(params; batch) with respect to params, and the objective."""
-    if not _tapeable(params):
+    stack = stack_around()
+    if not _tapeable(params, stack):
         gradient, value = grad_and_value(objective)(params, batch)
         return gradient, value
-    tape = _taped(objective, params, batch, factored=False)
+    tape = _taped(objective, params, batch, stack, factored=False)
     found = {name: torch.zeros_like(tape.leaves[name]) if g is None else g for name, g in tape.dense.items()}
     return tape.each(found)
 
@@ -56,15 +51,16 @@ def step(
 
     `alive`, [] of booleans, says whether the step is taken. If the params are `owned`, their memory is used.
     """
-    if not _tapeable(params):
+    stack = stack_around()
+    if not _tapeable(params, stack):
         gradient, value = grad_and_value(objective)(params, batch)
         gradient = gradient if term is None else tree.add(gradient, term.gradient(params))
         moved = tree.add_scaled(params, gradient, factor)
         return (moved if alive is None else tree.where(alive, moved, params)), value
     # Autocast leaves the factors in another precision than the weights.
-    tape = _taped(objective, params, batch, factored=not torch.is_autocast_enabled("cuda"))
+    tape = _taped(objective, params, batch, stack, factored=not torch.is_autocast_enabled("cuda"))
     rate, moved = tree.number(factor), Params()
-    with tape.outside(), torch.no_grad():
+    with Outside(), torch.no_grad():
         taken = None if alive is None else tape.plain(alive)
         rate = tape.plain(rate) if isinstance(rate, Tensor) else rate
         for name, leaf in tape.leaves.items():
@@ -115,15 +111,9 @@ def _masked(value: Tensor, taken: Tensor | None) -> Tensor:
     return torch.where(taken.reshape(-1, *[1] * (value.ndim - 1)) if taken.ndim else taken, value, 0.0)
 
 
-def differentiated() -> bool:
-    """Say whether a function of torch.func takes a gradient through what is computed now."""
-    return any(interpreter.key() != TransformType.Vmap for interpreter in retrieve_all_functorch_interpreters())
-
-
-def _tapeable(params: Params) -> bool:
+def _tapeable(params: Params, stack: Stack | None) -> bool:
     """Say whether PyTorch's tape does: for one client, or for those that one vmap stacks."""
-    around = retrieve_all_functorch_interpreters()
-    return len(around) <= 1 and not differentiated() and not any(value.requires_grad for value in params.values())
+    return (stack is not None or not transformed()) and not any(value.requires_grad for value in params.values())
 
 
 class _Tape(NamedTuple):
@@ -145,30 +135,22 @@ class _Tape(NamedTuple):
         """Return the reverse for one value."""
         return value if self.stack is None else self.stack.plain(value)
 
-    def outside(self) -> contextlib.AbstractContextManager[object]:
-        """Return where plain tensors are computed with."""
-        return contextlib.nullcontext() if self.stack is None else temporarily_clear_interpreter_stack()
 
-
-def _taped(objective: Callable[[Params, S], Tensor], params: Params, batch: S, *, factored: bool) -> _Tape:
-    around = retrieve_all_functorch_interpreters()
-    stack = _stack(around[0]) if around else None  # type: ignore[arg-type]
+def _taped(
+    objective: Callable[[Params, S], Tensor], params: Params, batch: S, stack: Stack | None, *, factored: bool
+) -> _Tape:
     tape = _Tape(stack, {}, {}, {}, torch.empty(()))
     plain = {name: tape.plain(value) for name, value in params.items()}
-    with tape.outside():
+    with Outside():
         leaves = {name: value.detach().requires_grad_() for name, value in plain.items()}
     shown = leaves if stack is None else {name: stack.each(leaf) for name, leaf in leaves.items()}
     with torch.enable_grad(), Layers(stack, shown, factored=factored) as layers:
         value = objective(shown, batch)
         value = tape.plain(value)
-    with tape.outside():
+    with Outside():
         dense: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if value.requires_grad:
             with torch.enable_grad():
                 total = value.sum()
             dense = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         return _Tape(stack, leaves, dict(zip(leaves, dense, strict=True)), layers.kept, value.detach())
-
-
-def _stack(vmap: VmapInterpreter) -> Stack:
-    return Stack(vmap.level(), vmap.batch_size())

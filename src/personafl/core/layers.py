@@ -12,34 +12,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import _add_batch_dim, _remove_batch_dim, is_batchedtensor, maybe_get_level
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Factored", "Layers", "Stack"]
+from personafl.core.stack import Outside, Stack
+
+__all__ = ["Factored", "Layers"]
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _WORTH = 2**14  # entries of one client's weight from which a pass over it costs more than a call
-
-
-class Stack(NamedTuple):
-    """The vmap that stacks clients: its level and how many they are."""
-
-    level: int
-    clients: int
-
-    def plain(self, value: Tensor) -> Tensor:
-        """Return [clients, …] of what is one client's under vmap; what clients share is expanded."""
-        return _remove_batch_dim(value, self.level, self.clients, 0)
-
-    def each(self, value: Tensor) -> Tensor:
-        """Return the reverse."""
-        return _add_batch_dim(value, 0, self.level)
-
-    def has(self, value: Tensor) -> bool:
-        """Say whether clients have different values."""
-        return is_batchedtensor(value) and maybe_get_level(value) == self.level
 
 
 class Factored(NamedTuple):
@@ -92,7 +73,7 @@ class Layers(TorchFunctionMode):
         shape = x.shape[:-1]
         x, weight = stack.plain(x).flatten(1, -2), stack.plain(weight)
         bias = None if bias is None else stack.plain(bias)
-        with temporarily_clear_interpreter_stack():
+        with Outside():
             result: Tensor = _Linear.apply(x, weight, bias, keep)  # type: ignore[no-untyped-call]
             result = result.reshape(stack.clients, *shape, weight.shape[1])
         return stack.each(result)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional
+
+from personafl.core.stack import stack_around
 
 __all__ = [
     "TASKS",
@@ -38,13 +41,38 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     For sequences outputs are [batch, length, classes] and targets [batch, length] (or more axes than length).
     """
+    labels = targets if targets.ndim == 1 else targets.clamp(min=0)
+    stack = stack_around()
     if not is_functorch_wrapped_tensor(outputs):
-        flat = functional.cross_entropy(outputs.flatten(0, -2), targets.clamp(min=0).flatten(), reduction="none")
+        flat = functional.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none")
         losses = flat.reshape(targets.shape)
-    else:  # torch's own is several times slower for stacked clients
-        own = outputs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        losses = outputs.logsumexp(-1) - own
+    elif stack is not None:  # torch's own is several times slower for stacked clients
+        losses = stack.call(_CrossEntropy.apply, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels)
+    else:
+        losses = outputs.logsumexp(-1) - outputs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return losses if targets.ndim == 1 else _mean(losses, targets >= 0)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """outputs [..., classes], targets [...] ↦ −log softmax(outputs)[target], with the gradient softmax − one-hot."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+        below = outputs - outputs.amax(-1, keepdim=True)
+        powers = below.exp()
+        total = powers.sum(-1, keepdim=True)
+        own = targets.unsqueeze(-1)
+        ctx.save_for_backward(powers, total, own)
+        return (total.log() - below.gather(-1, own)).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        powers, total, own = ctx.saved_tensors
+        gradient = gradient.unsqueeze(-1)
+        share = powers * (gradient / total)
+        if share.is_cuda:  # adding at places sorts them first there, so that it repeats
+            return torch.where(own == torch.arange(share.shape[-1], device=own.device), share - gradient, share), None
+        return share.scatter_add_(-1, own, -gradient), None
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:

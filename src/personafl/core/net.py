@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -20,6 +21,7 @@ from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.pooling import _MaxPoolNd
 
 from personafl.core import rng
 from personafl.core.tree import Params
@@ -243,7 +245,18 @@ def _prepared(module: nn.Module, buffers: Buffers) -> nn.Module:
             _put(parent, name, _MaskedNorm(layer))
         elif isinstance(layer, _InstanceNorm):
             layer.running_mean = layer.running_var = None  # each sample by its own statistics
+        elif type(layer) is nn.Sequential:
+            _pool_first(layer)
     return module.requires_grad_(False)
+
+
+def _pool_first(layers: nn.Sequential) -> None:
+    """Put each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them."""
+    names = list(layers._modules)
+    for name, following in itertools.pairwise(names):
+        layer, pool = layers._modules[name], layers._modules[following]
+        if type(layer) is nn.ReLU and isinstance(pool, _MaxPoolNd) and not pool.return_indices:
+            layers._modules[name], layers._modules[following] = pool, layer
 
 
 def _put(parent: nn.Module, name: str, layer: nn.Module) -> None:
