@@ -1,6 +1,6 @@
 """Clouds of real processes on loopback, made by forking, and evidence gathered with them.
 
-    python tests/deploy/clouds.py equal | kills | down | small | delays
+    python tests/deploy/clouds.py equal | kills | random | failpoints | down | small | delays
 
 `delays` plays the paper's experiment (§5.2) with SIMULATED device delays, in real time times a factor: before it asks
 for work a device sleeps for the recipe's arrival, before it trains for its steps. Prints one JSON line per result.
@@ -21,7 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from processes import Cluster, States, cluster, free_port, plain, recipe_of, tell
+from processes import (
+    KILLED,
+    Cluster,
+    States,
+    cluster,
+    free_port,
+    kill_at_writes,
+    kill_some,
+    plain,
+    recipe_of,
+    tell,
+)
 
 from personafl.cloud.clock import Aggregation, Turn
 from personafl.core import wire
@@ -60,6 +71,10 @@ class CloudCluster(Cluster):
     @property
     def servers(self) -> list[str]:
         return [f"cloud-{place}" for place in range(len(self.ports))]
+
+    @property
+    def names(self) -> list[str]:
+        return ["coordinator", *self.servers, *self.devices]
 
     @property
     def members(self) -> list[list[int]]:
@@ -118,6 +133,10 @@ class CloudCluster(Cluster):
             assert not any(code > 0 for code in self.codes.values()), self.codes
             time.sleep(0.02)
 
+    def outcome(self) -> Outcome:
+        """Return the servers' states, and their devices'."""
+        return self.server_states(), self.device_states()
+
     def server_states(self) -> list[bytes]:
         """Return the servers' states."""
         found = [RunDirectory(self.folder / server) for server in self.servers]
@@ -129,6 +148,17 @@ class CloudCluster(Cluster):
         for server, own in zip(self.servers, self.members, strict=True):
             states |= self.states(own, server)
         return states
+
+    def rounds_known(self) -> bool:
+        """Say whether every device knows of the rounds in which its updates were taken, and of no others."""
+        for server, own in zip(self.servers, self.members, strict=True):
+            taken: dict[int, list[int]] = {number: [] for number in own}
+            for entry in self.journal(server):
+                if entry["event"] == "accepted":
+                    taken[entry["number"]].append(entry["round"])
+            if taken != {number: self.state(number, server).rounds for number in own}:
+                return False
+        return True
 
     def aggregations(self) -> list[Aggregation]:
         """Return what happened, from the journals: the simulator can play it again."""
@@ -181,7 +211,7 @@ def equal(methods: list[str]) -> Iterator[dict[str, Any]]:
         with cluster(recipe, CloudCluster) as made:
             made.start_all()
             made.wait()
-            found = made.server_states(), made.device_states()
+            found = made.outcome()
         seconds = round(time.monotonic() - began, 1)
         yield {
             "what": "equal",
@@ -223,6 +253,44 @@ def kills(protocols: list[str]) -> Iterator[dict[str, Any]]:
             "alone": sum(len(event.isolated) for event in events),
             "most_stale": max(staleness),
         }
+
+
+LITTLE = {**KILLED, "rounds": 12, "federation": {"cohort": 1.0}, "cloud": {"servers": 2}}
+
+
+def at_random(seeds: range) -> Iterator[dict[str, Any]]:
+    """Kill processes at random, start them again, and compare what comes out with the simulator.
+
+    Where servers do not wait for all, it plays the journals again. Every device must know of the rounds in which its
+    updates were taken, and of no others.
+    """
+    protocols = [{"protocol": "sync"}, {"protocol": "async", "first": 1}, {"protocol": "rigorous", "first": 1}]
+    for seed in seeds:
+        protocol = protocols[seed % len(protocols)]
+        recipe = cloud_recipe("fedbcd", 4, **{**LITTLE, "cloud": {"servers": 2, **protocol}})
+        began = time.monotonic()
+        with cluster(recipe, CloudCluster) as made:
+            count = kill_some(made, random.Random(seed))
+            seconds = round(time.monotonic() - began, 1)
+            servers, states = made.outcome()
+            events = None if protocol["protocol"] == "sync" else made.aggregations()
+            known = made.rounds_known()
+        wanted = played(recipe, events)
+        yield {
+            "seed": seed,
+            "protocol": protocol["protocol"],
+            "kills": count,
+            "equal": servers == wanted[0] and (events is not None or states == wanted[1]),
+            "rounds_known": known,
+            "seconds": seconds,
+        }
+
+
+def failpoints(every: int = 1) -> Iterator[dict[str, Any]]:
+    """Kill the coordinator, a server, and one of its devices at each of its writes, one after another."""
+    recipe = cloud_recipe("fedbcd", 4, **{**LITTLE, "rounds": 2})
+    places = dict.fromkeys(("coordinator", "cloud-0", "device-0"), ".")
+    yield from kill_at_writes(recipe, CloudCluster, places, played(recipe), every)
 
 
 def down(protocols: list[str]) -> Iterator[dict[str, Any]]:
@@ -381,6 +449,8 @@ if __name__ == "__main__":
     makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "equal": lambda: equal(rest or ["fedbcd", "fedavg"]),
         "kills": lambda: kills(rest or ["async", "rigorous"]),
+        "random": lambda: at_random(range(*numbers or (100,))),
+        "failpoints": lambda: failpoints(*numbers),
         "down": lambda: down(rest or ["sync", "async"]),
         "small": small,
         "delays": lambda: delays(*numbers),
