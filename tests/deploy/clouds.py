@@ -226,8 +226,7 @@ def equal(methods: list[str]) -> Iterator[dict[str, Any]]:
 def kills(protocols: list[str]) -> Iterator[dict[str, Any]]:
     """Kill a server, let the others go on, start it again; then kill the coordinator. The simulator plays it again."""
     for protocol in protocols:
-        cloud = {"protocol": protocol, "first": 2}
-        recipe = cloud_recipe("fedbcd", cloud=cloud, rounds=24, training={"steps": 2, "batch": 16})
+        recipe = cloud_recipe("fedbcd", cloud=waiting(protocol, 2), rounds=24, training={"steps": 2, "batch": 16})
         with cluster(recipe, CloudCluster) as made:
             made.start_all(_slowly(0.15))
             made.until(2)
@@ -255,7 +254,15 @@ def kills(protocols: list[str]) -> Iterator[dict[str, Any]]:
         }
 
 
-LITTLE = {**KILLED, "rounds": 12, "federation": {"cohort": 1.0}, "cloud": {"servers": 2}}
+def waiting(protocol: str, first: int) -> dict[str, Any]:
+    """Return the keys of [cloud] that say how many are waited for."""
+    return {"protocol": protocol, **({} if protocol == "sync" else {"first": first})}
+
+
+def little(protocol: str, first: int, rounds: int = 12) -> Recipe:
+    """Return a recipe with two servers and two devices each."""
+    changes = {**KILLED, "rounds": rounds, "federation": {"cohort": 1.0}}
+    return cloud_recipe("fedbcd", 4, cloud={"servers": 2, **waiting(protocol, first)}, **changes)
 
 
 def at_random(seeds: range) -> Iterator[dict[str, Any]]:
@@ -264,21 +271,20 @@ def at_random(seeds: range) -> Iterator[dict[str, Any]]:
     Where servers do not wait for all, it plays the journals again. Every device must know of the rounds in which its
     updates were taken, and of no others.
     """
-    protocols = [{"protocol": "sync"}, {"protocol": "async", "first": 1}, {"protocol": "rigorous", "first": 1}]
     for seed in seeds:
-        protocol = protocols[seed % len(protocols)]
-        recipe = cloud_recipe("fedbcd", 4, **{**LITTLE, "cloud": {"servers": 2, **protocol}})
+        protocol = ("sync", "async", "rigorous")[seed % 3]
+        recipe = little(protocol, first=1)
         began = time.monotonic()
         with cluster(recipe, CloudCluster) as made:
             count = kill_some(made, random.Random(seed))
             seconds = round(time.monotonic() - began, 1)
             servers, states = made.outcome()
-            events = None if protocol["protocol"] == "sync" else made.aggregations()
+            events = None if protocol == "sync" else made.aggregations()
             known = made.rounds_known()
         wanted = played(recipe, events)
         yield {
             "seed": seed,
-            "protocol": protocol["protocol"],
+            "protocol": protocol,
             "kills": count,
             "equal": servers == wanted[0] and (events is not None or states == wanted[1]),
             "rounds_known": known,
@@ -286,18 +292,19 @@ def at_random(seeds: range) -> Iterator[dict[str, Any]]:
         }
 
 
-def failpoints(every: int = 1) -> Iterator[dict[str, Any]]:
-    """Kill the coordinator, a server, and one of its devices at each of its writes, one after another."""
-    recipe = cloud_recipe("fedbcd", 4, **{**LITTLE, "rounds": 2})
-    places = dict.fromkeys(("coordinator", "cloud-0", "device-0"), ".")
-    yield from kill_at_writes(recipe, CloudCluster, places, played(recipe), every)
+def failpoints(protocols: list[str], every: int = 1) -> Iterator[dict[str, Any]]:
+    """Kill the coordinator, a server, and a device at each of its writes, one after another."""
+    for protocol in protocols:
+        recipe = little(protocol, first=2, rounds=2)
+        places = dict.fromkeys(("coordinator", "cloud-0", "device-0"), ".")
+        for result in kill_at_writes(recipe, CloudCluster, places, played(recipe), every):
+            yield {"protocol": protocol, **result}
 
 
 def down(protocols: list[str]) -> Iterator[dict[str, Any]]:
     """Kill a server for good: the others go on without it after the time-out, whatever they would wait for."""
     for protocol in protocols:
-        cloud = {"protocol": protocol, **({} if protocol == "sync" else {"first": 3})}
-        recipe = cloud_recipe("fedbcd", deploy={"server_timeout": 2.0}, cloud=cloud, rounds=6)
+        recipe = cloud_recipe("fedbcd", deploy={"server_timeout": 2.0}, cloud=waiting(protocol, 3), rounds=6)
         with cluster(recipe, CloudCluster) as made:
             made.start_all()
             made.until(2)
@@ -446,12 +453,13 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     what, rest = sys.argv[1], sys.argv[2:]
     numbers = [int(word) for word in rest if word.isdigit()]
+    words = [word for word in rest if not word.isdigit()]
     makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "equal": lambda: equal(rest or ["fedbcd", "fedavg"]),
-        "kills": lambda: kills(rest or ["async", "rigorous"]),
+        "equal": lambda: equal(words or ["fedbcd", "fedavg"]),
+        "kills": lambda: kills(words or ["async", "rigorous"]),
         "random": lambda: at_random(range(*numbers or (100,))),
-        "failpoints": lambda: failpoints(*numbers),
-        "down": lambda: down(rest or ["sync", "async"]),
+        "failpoints": lambda: failpoints(words or ["sync", "async"], *numbers),
+        "down": lambda: down(words or ["sync", "async"]),
         "small": small,
         "delays": lambda: delays(*numbers),
     }
