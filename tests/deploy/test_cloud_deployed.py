@@ -75,7 +75,7 @@ def test_a_server_that_stays_away_is_not_waited_for(small: Results) -> None:
 
 
 def test_a_cloud_whose_processes_are_killed_at_some_of_their_writes_gives_the_simulators_bits() -> None:
-    results = driven("failpoints", "60", "sync")
+    results = driven("failpoints", "80", "sync")
     assert [result for result in results if not result.get("equal", True)] == []
     counts = {result["victim"]: result["failpoints"] for result in results if "failpoints" in result}
     assert list(counts) == ["coordinator", "cloud-0", "device-0"]
