@@ -107,7 +107,7 @@ evidence-deploy: install-deploy
 	$(EVIDENCE) canary
 	$(EVIDENCE) dropouts
 	$(EVIDENCE) load 200
-	for part in equal kills down delays; do $(BIN)/python tests/deploy/clouds.py $$part || exit 1; done
+	for part in equal kills random failpoints down delays; do $(BIN)/python tests/deploy/clouds.py $$part || exit 1; done
 
 # The documentation as a site, in site/: open site/index.html. Warnings are errors; nothing is loaded from elsewhere.
 docs: install-dev

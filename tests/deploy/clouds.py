@@ -1,6 +1,6 @@
 """Clouds of real processes on loopback, made by forking, and evidence gathered with them.
 
-    python tests/deploy/clouds.py equal | kills | down | small | delays
+    python tests/deploy/clouds.py equal | kills | random | failpoints | down | small | delays
 
 `delays` plays the paper's experiment (§5.2) with SIMULATED device delays, in real time times a factor: before it asks
 for work a device sleeps for the recipe's arrival, before it trains for its steps. Prints one JSON line per result.
@@ -21,7 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from processes import Cluster, States, cluster, free_port, plain, recipe_of, tell
+from processes import (
+    KILLED,
+    Cluster,
+    States,
+    cluster,
+    free_port,
+    kill_at_writes,
+    kill_some,
+    plain,
+    recipe_of,
+    tell,
+)
 
 from personafl.cloud.clock import Aggregation, Turn
 from personafl.core import wire
@@ -60,6 +71,10 @@ class CloudCluster(Cluster):
     @property
     def servers(self) -> list[str]:
         return [f"cloud-{place}" for place in range(len(self.ports))]
+
+    @property
+    def names(self) -> list[str]:
+        return ["coordinator", *self.servers, *self.devices]
 
     @property
     def members(self) -> list[list[int]]:
@@ -118,6 +133,10 @@ class CloudCluster(Cluster):
             assert not any(code > 0 for code in self.codes.values()), self.codes
             time.sleep(0.02)
 
+    def outcome(self) -> Outcome:
+        """Return the servers' states, and their devices'."""
+        return self.server_states(), self.device_states()
+
     def server_states(self) -> list[bytes]:
         """Return the servers' states."""
         found = [RunDirectory(self.folder / server) for server in self.servers]
@@ -129,6 +148,17 @@ class CloudCluster(Cluster):
         for server, own in zip(self.servers, self.members, strict=True):
             states |= self.states(own, server)
         return states
+
+    def rounds_known(self) -> bool:
+        """Say whether every device knows of the rounds in which its updates were taken, and of no others."""
+        for server, own in zip(self.servers, self.members, strict=True):
+            taken: dict[int, list[int]] = {number: [] for number in own}
+            for entry in self.journal(server):
+                if entry["event"] == "accepted":
+                    taken[entry["number"]].append(entry["round"])
+            if taken != {number: self.state(number, server).rounds for number in own}:
+                return False
+        return True
 
     def aggregations(self) -> list[Aggregation]:
         """Return what happened, from the journals: the simulator can play it again."""
@@ -181,7 +211,7 @@ def equal(methods: list[str]) -> Iterator[dict[str, Any]]:
         with cluster(recipe, CloudCluster) as made:
             made.start_all()
             made.wait()
-            found = made.server_states(), made.device_states()
+            found = made.outcome()
         seconds = round(time.monotonic() - began, 1)
         yield {
             "what": "equal",
@@ -196,8 +226,7 @@ def equal(methods: list[str]) -> Iterator[dict[str, Any]]:
 def kills(protocols: list[str]) -> Iterator[dict[str, Any]]:
     """Kill a server, let the others go on, start it again; then kill the coordinator. The simulator plays it again."""
     for protocol in protocols:
-        cloud = {"protocol": protocol, "first": 2}
-        recipe = cloud_recipe("fedbcd", cloud=cloud, rounds=24, training={"steps": 2, "batch": 16})
+        recipe = cloud_recipe("fedbcd", cloud=waiting(protocol, 2), rounds=24, training={"steps": 2, "batch": 16})
         with cluster(recipe, CloudCluster) as made:
             made.start_all(_slowly(0.15))
             made.until(2)
@@ -225,11 +254,57 @@ def kills(protocols: list[str]) -> Iterator[dict[str, Any]]:
         }
 
 
+def waiting(protocol: str, first: int) -> dict[str, Any]:
+    """Return the keys of [cloud] that say how many are waited for."""
+    return {"protocol": protocol, **({} if protocol == "sync" else {"first": first})}
+
+
+def little(protocol: str, first: int, rounds: int = 12) -> Recipe:
+    """Return a recipe with two servers and two devices each."""
+    changes = {**KILLED, "rounds": rounds, "federation": {"cohort": 1.0}}
+    return cloud_recipe("fedbcd", 4, cloud={"servers": 2, **waiting(protocol, first)}, **changes)
+
+
+def at_random(seeds: range) -> Iterator[dict[str, Any]]:
+    """Kill processes at random, start them again, and compare what comes out with the simulator.
+
+    Where servers do not wait for all, it plays the journals again. Every device must know of the rounds in which its
+    updates were taken, and of no others.
+    """
+    for seed in seeds:
+        protocol = ("sync", "async", "rigorous")[seed % 3]
+        recipe = little(protocol, first=1)
+        began = time.monotonic()
+        with cluster(recipe, CloudCluster) as made:
+            count = kill_some(made, random.Random(seed))
+            seconds = round(time.monotonic() - began, 1)
+            servers, states = made.outcome()
+            events = None if protocol == "sync" else made.aggregations()
+            known = made.rounds_known()
+        wanted = played(recipe, events)
+        yield {
+            "seed": seed,
+            "protocol": protocol,
+            "kills": count,
+            "equal": servers == wanted[0] and (events is not None or states == wanted[1]),
+            "rounds_known": known,
+            "seconds": seconds,
+        }
+
+
+def failpoints(protocols: list[str], every: int = 1) -> Iterator[dict[str, Any]]:
+    """Kill the coordinator, a server, and a device at each of its writes, one after another."""
+    for protocol in protocols:
+        recipe = little(protocol, first=2, rounds=2)
+        places = dict.fromkeys(("coordinator", "cloud-0", "device-0"), ".")
+        for result in kill_at_writes(recipe, CloudCluster, places, played(recipe), every):
+            yield {"protocol": protocol, **result}
+
+
 def down(protocols: list[str]) -> Iterator[dict[str, Any]]:
     """Kill a server for good: the others go on without it after the time-out, whatever they would wait for."""
     for protocol in protocols:
-        cloud = {"protocol": protocol, **({} if protocol == "sync" else {"first": 3})}
-        recipe = cloud_recipe("fedbcd", deploy={"server_timeout": 2.0}, cloud=cloud, rounds=6)
+        recipe = cloud_recipe("fedbcd", deploy={"server_timeout": 2.0}, cloud=waiting(protocol, 3), rounds=6)
         with cluster(recipe, CloudCluster) as made:
             made.start_all()
             made.until(2)
@@ -378,10 +453,13 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     what, rest = sys.argv[1], sys.argv[2:]
     numbers = [int(word) for word in rest if word.isdigit()]
+    words = [word for word in rest if not word.isdigit()]
     makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "equal": lambda: equal(rest or ["fedbcd", "fedavg"]),
-        "kills": lambda: kills(rest or ["async", "rigorous"]),
-        "down": lambda: down(rest or ["sync", "async"]),
+        "equal": lambda: equal(words or ["fedbcd", "fedavg"]),
+        "kills": lambda: kills(words or ["async", "rigorous"]),
+        "random": lambda: at_random(range(*numbers or (100,))),
+        "failpoints": lambda: failpoints(words or ["sync", "async"], *numbers),
+        "down": lambda: down(words or ["sync", "async"]),
         "small": small,
         "delays": lambda: delays(*numbers),
     }

@@ -113,6 +113,11 @@ class Cluster:
     def devices(self) -> list[str]:
         return [f"device-{number}" for number in self.numbers]
 
+    @property
+    def names(self) -> list[str]:
+        """Return everyone; when the first has ended, all is over."""
+        return ["server", *self.devices]
+
     def start(self, name: str, before: Callable[[], None] | None = None) -> None:
         """Fork a server or a device; `before` runs first in the child."""
         sys.stdout.flush()
@@ -224,8 +229,8 @@ class Cluster:
         for name in list(self.living):
             self.kill(name)
 
-    def outcome(self) -> tuple[bytes, States]:
-        """Return the server's state and the devices'."""
+    def outcome(self) -> tuple[bytes | list[bytes], States]:
+        """Return the server's state, or the servers', and the devices'."""
         directory = RunDirectory(self.folder / "run")
         checkpoint = directory.checkpoint()
         assert checkpoint.rounds == self.recipe.rounds
@@ -233,14 +238,17 @@ class Cluster:
 
     def states(self, numbers: list[int], server: str) -> States:
         """Return the states of the devices of a server, whose run is in a folder."""
-        run = json.loads((self.folder / server / "journal.jsonl").read_text().splitlines()[0])["run"]
         states = {}
         for number in numbers:
-            state = DeviceState(self.folder / "devices" / f"device-{number}", run, number)
+            state = self.state(number, server)
             assert state.pending is None
             if state.entry:
                 states[number] = plain(state.entry)
         return states
+
+    def state(self, number: int, server: str) -> DeviceState:
+        """Return what a device of a server, whose run is in a folder, has kept."""
+        return DeviceState(self.folder / "devices" / f"device-{number}", self.journal(server)[0]["run"], number)
 
 
 AnyCluster = TypeVar("AnyCluster", bound=Cluster)
@@ -262,7 +270,7 @@ def cluster(recipe: Recipe, kind: type[AnyCluster] = Cluster) -> Iterator[AnyClu
 
 
 def run_all(made: Cluster, seconds: float = 120.0) -> None:
-    for name in ("server", *made.devices):
+    for name in made.names:
         made.start(name)
     made.wait(seconds)
 
@@ -296,23 +304,28 @@ def kills(seeds: range) -> Iterator[dict[str, Any]]:
         dice = random.Random(seed)
         method = methods[seed % len(methods)]
         with cluster(recipe_of(method, 4, **KILLED)) as made:
-            names = ["server", *made.devices]
-            for name in names:
-                made.start(name)
-            count = 0
-            for _ in range(dice.randint(2, 8)):
-                time.sleep(dice.uniform(0.02, 0.6))
-                victim = dice.choice(names)
-                made.reap()
-                if victim in made.living:
-                    made.kill(victim)
-                    count += 1
-                    made.start(victim)
-                elif victim == "server":
-                    break  # it is over
-            made.wait()
+            count = kill_some(made, dice)
             found = made.outcome()
         yield {"seed": seed, "method": method, "kills": count, "equal": found == wanted[method]}
+
+
+def kill_some(made: Cluster, dice: random.Random) -> int:
+    """Start everyone, kill some at random and start them again, wait for the end, and return how many were killed."""
+    for name in made.names:
+        made.start(name)
+    count = 0
+    for _ in range(dice.randint(2, 8)):
+        time.sleep(dice.uniform(0.02, 0.6))
+        victim = dice.choice(made.names)
+        made.reap()
+        if victim in made.living:
+            made.kill(victim)
+            count += 1
+            made.start(victim)
+        elif victim == made.names[0]:
+            break  # it is over
+    made.wait()
+    return count
 
 
 FEW = {**KILLED, "rounds": 2, "federation": {"cohort": 1.0}}
@@ -320,15 +333,23 @@ FEW = {**KILLED, "rounds": 2, "federation": {"cohort": 1.0}}
 
 def failpoints(every: int = 1) -> Iterator[dict[str, Any]]:
     """Kill the server, and a device, at each of its writes, one after another."""
+    recipe = recipe_of("scaffold", 2, **FEW)
+    places = {"server": "run", "device-0": "devices/device-0"}
+    yield from kill_at_writes(recipe, Cluster, places, simulated(recipe), every)
+
+
+def kill_at_writes(
+    recipe: Recipe, kind: type[Cluster], places: dict[str, str], wanted: object, every: int
+) -> Iterator[dict[str, Any]]:
+    """Kill a process at each of its writes to a place, or at every n-th, and start it again; so for all in `places`."""
     from crash_driver import Failpoints
 
-    recipe = recipe_of("scaffold", 2, **FEW)
-    wanted = simulated(recipe)
-    for victim, place in (("server", "run"), ("device-0", "devices/device-0")):
+    for victim, place in places.items():
         at, count = 0, 0
         while True:
-            with cluster(recipe) as made:
-                for name in ("server", *made.devices):
+            began = time.monotonic()
+            with cluster(recipe, kind) as made:
+                for name in made.names:
                     if name != victim:
                         made.start(name)
                 target = made.folder / place
@@ -343,7 +364,8 @@ def failpoints(every: int = 1) -> Iterator[dict[str, Any]]:
             if not hit:
                 break
             count += 1
-            yield {"victim": victim, "at": at, "equal": found == wanted}
+            seconds = round(time.monotonic() - began, 1)
+            yield {"victim": victim, "at": at, "equal": found == wanted, "seconds": seconds}
             at += every
         yield {"victim": victim, "failpoints": count}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clouds import cloud_recipe
+from clouds import cloud_recipe, waiting
 from deploy_harness import channel, identity_of
 
 from personafl.core import wire
@@ -74,14 +74,32 @@ def test_a_server_that_stays_away_is_not_waited_for(small: Results) -> None:
     assert result["equal"]
 
 
+def test_a_cloud_whose_processes_are_killed_at_some_of_their_writes_gives_the_simulators_bits() -> None:
+    results = driven("failpoints", "80", "sync")
+    assert [result for result in results if not result.get("equal", True)] == []
+    counts = {result["victim"]: result["failpoints"] for result in results if "failpoints" in result}
+    assert list(counts) == ["coordinator", "cloud-0", "device-0"]
+    assert min(counts.values()) >= 1
+    assert sum(counts.values()) >= 5
+
+
+@pytest.mark.slow
+def test_a_cloud_killed_at_every_write() -> None:
+    assert [result for result in driven("failpoints") if not result.get("equal", True)] == []
+
+
+@pytest.mark.slow
+def test_a_hundred_clouds_killed_at_random() -> None:
+    assert [result for result in driven("random", "100") if not (result["equal"] and result["rounds_known"])] == []
+
+
 @pytest.mark.slow
 def test_other_protocols_with_kills() -> None:
     assert all(result["equal"] for result in (*driven("kills"), *driven("down")))
 
 
 def two(protocol: str, **changes: Any) -> Recipe:
-    cloud = {"servers": 2, "protocol": protocol, **({} if protocol == "sync" else {"first": 2})}
-    return cloud_recipe("fedbcd", 4, cloud=cloud, **changes)
+    return cloud_recipe("fedbcd", 4, cloud={"servers": 2, **waiting(protocol, 2)}, **changes)
 
 
 def handed(recipe: Recipe, folder: Path, place: int) -> tuple[CloudRounds, Announce, bytes]:

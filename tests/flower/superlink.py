@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from processes import Cluster, free_port, recipe_of
 
 from personafl.deploy import pki
@@ -54,32 +56,50 @@ class Deployment:
         self.recipe, files = deal(self.recipe, self.folder / "dealt")
         self.numbers = [int(file.stem.removeprefix("device-")) for file in files]
         write_app(self.recipe, self.folder / "app")
+        home = self.folder / "homes" / "user"
+        home.mkdir(parents=True)
+        connection = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.files.authority}"\n'
+        (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{connection}')
 
     @property
     def out(self) -> Path:
         return self.folder / "run"
 
-    def start_superlink(self) -> None:
+    def start_superlink(self, *more: str) -> None:
         files = self.files
         words = ["--host", "127.0.0.1", "--port", self.port, "--ssl-ca-certfile", files.authority]
-        self._start(
-            "superlink", "flower-superlink", *words, "--ssl-certfile", files.certificate, "--ssl-keyfile", files.key
-        )
+        words += ["--ssl-certfile", files.certificate, "--ssl-keyfile", files.key]
+        self._start("superlink", "flower-superlink", *words, *more)
         self.until(lambda: "Uvicorn running" in self.log("superlink"))
 
-    def start_node(self, number: int) -> None:
+    def start_node(self, number: int, key: str | None = None) -> None:
+        """Start the node of a client; if it has a key, that is its name."""
+        state = self.folder / "nodes" / key if key else self.state(number)
         data = self.folder / "dealt" / f"device-{number}.safetensors"
-        config = f'client={number} data="{data}" state="{self.state(number)}"'
+        config = f'client={number} data="{data}" state="{state}"'
         words = ["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", self.files.authority]
-        self._start(f"node-{number}", "flower-supernode", *words, "--port", free_port(), "--node-config", config)
+        words += ["--auth-supernode-private-key", self.folder / key] if key else []
+        words += ["--port", free_port(), "--node-config", config]
+        self._start(key or f"node-{number}", "flower-supernode", *words)
 
-    def start_app(self) -> None:
+    def make_key(self, name: str) -> None:
+        """Do what `ssh-keygen -t ecdsa -b 384` does."""
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        (self.folder / name).write_bytes(private)
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        (self.folder / f"{name}.pub").write_bytes(public)
+
+    def register(self, key: str) -> None:
+        """Do `flwr supernode register`."""
+        self._start("user", "flwr", "supernode", "register", self.folder / f"{key}.pub")
+        assert self.living.pop("user").wait() == 0, self.log("user")
+
+    def start_app(self, config: str = "") -> None:
         """Do `flwr run`."""
-        home = self.folder / "homes" / "user"
-        home.mkdir(parents=True)
-        connection = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.files.authority}"\n'
-        (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{connection}')
-        self._start("user", "flwr", "run", self.folder / "app", "--run-config", f'out="{self.out}"', "--stream")
+        self._start(
+            "user", "flwr", "run", self.folder / "app", "--run-config", f'out="{self.out}" {config}', "--stream"
+        )
 
     def state(self, number: int) -> Path:
         return self.folder / "nodes" / str(number)

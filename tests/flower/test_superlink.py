@@ -58,3 +58,24 @@ def test_what_the_documentation_says_of_the_port_is_true(tmp_path: Path) -> None
             assert status("/v1/runtime/push-messages") == 401
             assert status("/v1/fleet/pull-messages") == 401
             assert [anyone.get(path).status_code for path in ("/health", "/docs", "/openapi.json")] == [200] * 3
+
+
+def test_only_registered_keys_are_let_in_and_a_number_belongs_to_one_of_them(tmp_path: Path) -> None:
+    """Two nodes with registered keys say that they are client 0, and so does one with a key that nobody knows."""
+    with deployment(recipe_of("fedavg", 1, rounds=1), tmp_path) as made:
+        made.start_superlink("--enable-supernode-auth")
+        for key in ("first", "second", "unknown"):
+            made.make_key(key)
+        for key in ("first", "second"):
+            made.register(key)
+        for key in ("first", "second", "unknown"):
+            made.start_node(0, key)
+        made.start_app("authenticated=true")
+        made.until(lambda: made.closed() == 1 and "NUMBER_TAKEN" in made.log("user"))
+        events = {entry["event"]: entry for entry in made.journal()}
+        assert events["closed"]["taken"] == [0]
+        assert events["enrolled"]["name"].startswith("key-")
+        assert events["refused"]["text"] == f"number 0 is {events['enrolled']['name']}'s"
+        assert made.living["unknown"].poll() is not None
+        assert "Failed to initialize the connection to the SuperLink" in made.log("unknown")
+        assert made.log("superlink").count("Activated node_id") == 2
