@@ -143,7 +143,7 @@ def test_a_recording_is_the_training(tmp_path: Path, method: str) -> None:
         "method": {"name": method},
         "rounds": 6,
         "data": {"partition": {"kind": "dirichlet", "alpha": 0.5, "clients": 12}},
-        "model": {"name": "cnn1", "filters": 4, **({"personal": "output"} if method == "fedalt" else {})},
+        "model": {"name": "cnn", "channels": [4, 8], **({"personal": "output"} if method == "fedalt" else {})},
     }
     rows = [
         api.run({**recipe, "engine": {"device": "cuda", "strategy": strategy}}, out=tmp_path / strategy).rows
@@ -157,7 +157,8 @@ def test_a_recording_is_the_training(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fedalt", "fedrep"])
 @pytest.mark.parametrize("dtype", ["tf32", "bfloat16"])
 def test_rounded_products_train_about_as_well(tmp_path: Path, method: str, dtype: str) -> None:
-    recipe = {"method": {"name": method}, "rounds": 10, "model": {"name": "cnn1", "filters": 4, "personal": "output"}}
+    model = {"name": "cnn", "channels": [4, 8], "personal": "output"}
+    recipe = {"method": {"name": method}, "rounds": 10, "model": model}
     rounded, plain = (
         api.run({**recipe, "engine": {"device": "cuda", "dtype": name}}, out=tmp_path / name).rows[-1]["accuracy"]
         for name in (dtype, "float32")

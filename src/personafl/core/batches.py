@@ -269,9 +269,9 @@ def draw(
     device = pool[0].device
     return Batches(
         *pool,
-        torch.from_numpy(index).to(device),
-        torch.from_numpy(real).to(device),
-        torch.from_numpy(dropout).to(device),
+        tree.on(device, index),
+        tree.on(device, real),
+        tree.on(device, dropout),
         mark=marked(real) if device.type == "cpu" else plainly_marked(bool(real.any(-1).all()), largest),
     )
 

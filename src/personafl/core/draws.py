@@ -6,12 +6,14 @@ one key for each client and epoch; hashing and sorting the samples is left to th
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.core import rng
+from personafl.core import rng, tree
 from personafl.core.batches import Batches, Steps, counted_steps, plainly_marked
 
 __all__ = ["draw_there", "fits_there"]
@@ -37,8 +39,7 @@ def draw_there(
     """Draw as `batches.draw` does, on the device of the pool and the rows."""
     device = pool[0].device
 
-    def there(values: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(device)
+    there = functools.partial(tree.on, device)
 
     largest = int(sizes.max(initial=1))
     width = min(work.batch or largest, largest)

@@ -20,7 +20,9 @@ from personafl.core.algorithm import Problem, mean_loss
 from personafl.core.batches import Batch, Batches
 from personafl.core.cut import Cut, cut
 from personafl.core.descend import descend
+from personafl.core.layers import Layers
 from personafl.core.optim import Optimizer
+from personafl.core.stack import stack_around
 from personafl.core.tree import Params
 
 __all__ = ["descend_part"]
@@ -58,7 +60,8 @@ def _on_features(divided: Cut, parameters: int, fixed: Params, batches: Batches)
     if len(own) >= rows.numel() or len(own) * divided.size > _COPIES * parameters:
         return None
     body = {name: fixed[name] for name in divided.features.shapes}
-    pieces = [divided.features.apply(body, batches.pool_x[part]) for part in own.split(_BATCHES * rows.shape[1])]
+    with Layers(stack_around(), {}, factored=False):
+        pieces = [divided.features.apply(body, batches.pool_x[part]) for part in own.split(_BATCHES * rows.shape[1])]
     return batches._replace(pool_x=torch.cat(pieces), pool_y=batches.pool_y[own], rows=place)
 
 

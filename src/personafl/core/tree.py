@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
@@ -28,6 +29,7 @@ __all__ = [
     "map",
     "norm",
     "number",
+    "on",
     "path_name",
     "scale",
     "select",
@@ -54,6 +56,12 @@ def constant(kind: type[T]) -> type[T]:
     """Have trees keep values of a frozen dataclass as they are: it has no leaves."""
     pytree.register_constant(kind)
     return kind
+
+
+def on(device: torch.device, values: NDArray[Any]) -> Tensor:
+    """Return an array on a device, without waiting for what the device is at."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def leaves(tree: Tree) -> list[Tensor]:

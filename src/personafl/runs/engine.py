@@ -189,6 +189,6 @@ def gather(
         return draw((pool.x, pool.y), pool.rows, pool.starts, sizes, work, keys, pace)
 
     batches = {name: drawn(name, work) for name, work in phases.items()}
-    examples = torch.from_numpy(sizes).to(device)
+    examples = tree.on(device, sizes)
     dtype = data.x.dtype if data.x.is_floating_point() else torch.get_default_dtype()
-    return Data(batches, examples, torch.tensor(float(round_), device=device, dtype=dtype))
+    return Data(batches, examples, torch.full((), float(round_), device=device, dtype=dtype))

@@ -7,10 +7,9 @@ uploads, and lets the server rule step.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import Diverged
+from personafl.runs.ahead import Ahead
 from personafl.runs.buffer import Buffer
 from personafl.runs.cohort import Sampling, draw_cohort, draw_offline
 from personafl.runs.engine import Engine, gather, steps_of
@@ -33,7 +33,6 @@ __all__ = ["Chunk", "Federation", "Round", "Simulation", "Trained", "bound"]
 
 Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,16 +106,22 @@ class Chunk(NamedTuple):
     round: int
     down: Tree
     states: Tree  # stacked
+    data: Data | None = None  # if it was drawn before
 
 
 def train_chunk(federation: Federation, chunk: Chunk) -> tuple[Tree, Tree]:
     """Train clients; return their new states and their uploads, stacked."""
     rule, engine = federation.algorithm.client, federation.engines[chunk.problem]
-    data = gather(federation.data, chunk.clients, rule.phases, federation.seed, chunk.round)
+    data = chunk.data or _drawn(federation, chunk.clients, chunk.round)
     trained: tuple[Tree, Tree] = engine.train(
         bound(rule.update, federation.problems[chunk.problem]), chunk.down, chunk.states, data
     )
     return trained
+
+
+def _drawn(federation: Federation, clients: Clients, number: int) -> Data:
+    """Return the batches of clients for a round."""
+    return gather(federation.data, clients, federation.algorithm.client.phases, federation.seed, number)
 
 
 class Simulation:
@@ -132,6 +137,7 @@ class Simulation:
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
         self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
         self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
+        self._ahead = Ahead(functools.partial(_drawn, federation))
         if server_bytes is not None:
             self._restore(server_bytes)
 
@@ -206,21 +212,26 @@ class Simulation:
         """Train clients for a round, and yield chunks of them with their new states and their uploads, stacked."""
         first, down = wire.dense(message), wire.dense(for_returning(message))
         chunks = [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
-        tasks = (Chunk(which, clients, number, down, self.states(which, first, clients)) for which, clients in chunks)
+        tasks = (
+            Chunk(which, clients, number, down, self.states(which, first, clients), self._ahead.take(clients, number))
+            for which, clients in chunks
+        )
+        results: Iterator[Any] = zip(chunks, self.crew.map(tasks), strict=True)
+        if self._device.type == "cuda":
+            results = self._ahead.handed_on(results, number, lambda: self._first_of_next(number))
         try:
-            for (_, clients), (states, uploads) in self._begun(zip(chunks, self.crew.map(tasks), strict=True)):
+            for (_, clients), (states, uploads) in results:
                 self.check(f"round {number + 1}: training", clients, (states, uploads))
                 yield clients, states, uploads
         except WorkerFailed as error:
             raise WorkerFailed(f"{self._named(chunks[error.task][1])}: {error}", error.task) from error
 
-    def _begun(self, results: Iterator[T]) -> Iterator[T]:
-        """Yield results; on a GPU once the next is begun, for they come before they are computed."""
-        last = list(itertools.islice(results, 1 if self._device.type == "cuda" else 0))
-        for result in results:
-            last.append(result)
-            yield last.pop(0)
-        yield from last
+    def _first_of_next(self, number: int) -> Clients | None:
+        """Return the first chunk of the round after this one, if its cohort is known and its samples are there."""
+        if self._drawn is None or self._drawn[0] != number + 1 or self.federation.data.window is not None:
+            return None
+        chunks = self.groups(self._drawn[1], self._steps(self._drawn[1], number + 1))
+        return next((clients for _, _, clients in chunks), None)
 
     def _steps(self, clients: Clients, number: int) -> Clients:
         """Return how many steps clients take in a round."""
@@ -234,7 +245,7 @@ class Simulation:
         return again * len(cohort) + (wire.size(message) - again) * newcomers
 
     def _weights(self, clients: Clients) -> torch.Tensor:
-        return torch.from_numpy(self.federation.weights_of(clients)).to(self._device)
+        return tree.on(self._device, self.federation.weights_of(clients))
 
     def _offline(self, members: Clients, active: Clients, number: int) -> Clients:
         """Return which members of a server train without contact: of those not active, some that were in contact."""
@@ -250,7 +261,7 @@ class Simulation:
         for which, server, clients in self.groups(chosen):
             offline: Any = rule.offline  # type: ignore[attr-defined]  # an optional method of rules
             problem, states = fed.problems[which], self.states(which, self.down(server), clients)
-            data = gather(fed.data, clients, rule.phases, fed.seed, number)
+            data = _drawn(fed, clients, number)
             states = fed.engines[which].train(_alone(offline, problem), Empty(), states, data)
             self.check(f"round {number + 1}: offline training", clients, states)
             self._keep(clients, states)
