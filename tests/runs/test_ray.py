@@ -21,10 +21,11 @@ from crash_driver import COMMON, differences, outcome
 from personafl import Recipe, api, cli
 from personafl.errors import BadInput, Diverged
 from personafl.runs import cluster, runner
-from personafl.runs.cluster import RayCrew, connected
+from personafl.runs.cluster import connected
+from personafl.runs.ray_crew import RayCrew
 from personafl.runs.rundir import RunDirectory
 from personafl.runs.runner import Progress, prepare
-from personafl.runs.simulator import Chunk
+from personafl.runs.trainer import Chunk
 from personafl.runs.values import apply_overrides
 from personafl.runs.workers import Crew, WorkerFailed, done_by
 

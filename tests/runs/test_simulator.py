@@ -142,7 +142,7 @@ def test_newcomers_are_as_if_each_began_alone(simulate: Any, method: str, draws:
     fed, down, clients = run.federation, run.down(), np.array([3, 4, 9])
     states = run.states(0, down, clients)
     for row, client in enumerate(clients.tolist()):
-        alone = run.cast(fed.algorithm.client.init(fed.problems[0], down, rng.generator(5, "init", client)))
+        alone = fed.cast(fed.algorithm.client.init(fed.problems[0], down, rng.generator(5, "init", client)))
         for path, leaf in tree.flatten(alone).items():
             assert torch.equal(tree.flatten(states)[path][row], leaf)
     assert all(leaf.is_contiguous() for leaf in tree.leaves(states))

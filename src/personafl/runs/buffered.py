@@ -128,6 +128,10 @@ class BufferedSimulation(Simulation):
             self._upload = tree.take(dense, 0)
         return self._bytes_down(starting, message)
 
+    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree:
+        """Return the states that clients are trained from: new ones come back, for they wait in checkpoints too."""
+        return self.states(which, first, clients)
+
     def _wait(self, clients: Iterable[int], stacked: dict[str, Tensor]) -> None:
         for row, client in enumerate(clients):
             # Laid out as a checkpoint restores them: kernels may round other layouts differently.
