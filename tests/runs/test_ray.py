@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,20 @@ import numpy as np
 import pytest
 import torch
 from crash_driver import COMMON, differences, outcome
+from torch import Tensor
 
 from personafl import Recipe, api, cli
-from personafl.errors import BadInput, Diverged
-from personafl.runs import cluster, runner
+from personafl.core import tree
+from personafl.errors import BadInput, Diverged, PersonaError
+from personafl.runs import cluster, ray_node, runner
+from personafl.runs.away import StatesLost
+from personafl.runs.cloud import make_simulation
 from personafl.runs.cluster import connected
 from personafl.runs.ray_crew import RayCrew
+from personafl.runs.ray_node import pack_tensors
 from personafl.runs.rundir import RunDirectory
 from personafl.runs.runner import Progress, prepare
+from personafl.runs.store import Store
 from personafl.runs.trainer import Chunk
 from personafl.runs.values import apply_overrides
 from personafl.runs.workers import Crew, WorkerFailed, done_by
@@ -57,8 +67,11 @@ def own_network() -> Iterator[None]:
             assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
 
 
+NODE = {"num_cpus": 1, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
+
+
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two nodes with one core each, on the loopback, with a token and without a dashboard."""
     token = tmp_path_factory.mktemp("token") / "token"
     token.write_text("0123456789abcdef" * 4)
@@ -69,9 +82,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         started = Cluster()
         for _ in range(2):
-            started.add_node(num_cpus=1, include_dashboard=False, node_ip_address="127.0.0.1")
-        yield started.address
+            started.add_node(**NODE)
+        yield started
         started.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(machines: Any) -> str:
+    found: str = machines.address
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +135,27 @@ def test_chunks_are_done_in_order_by_both_nodes_and_come_back_as_they_are() -> N
         }
 
 
+SELDOM = ["engine.checkpoint_seconds=1000", "evaluation.every=2"]  # so states are read between checkpoints
+
+
+BITS = {
+    "no states": ["method.name=fedavg"],
+    "a part of the model": ["method.name=fedalt", "model.name=mlp", "model.personal=output", *SELDOM],
+    "a correction": ["method.name=scaffold", "training.momentum=0", *SELDOM],
+    "a whole model": ["method.name=ditto", "engine.strategy=stacked", "engine.memory_mb=1", *SELDOM],
+    "offline": ["method.name=fedbcdi", "training.momentum=0", "federation.cohort=3", "federation.offline=2", *SELDOM],
+    "a cloud": [
+        *("method.name=fedbcd", "training.momentum=0", "federation.cohort=1.0"),
+        *("cloud.servers=2", "cloud.protocol=gossip", "cloud.mixing=full"),
+        *SELDOM,
+    ],
+    "a buffer": ["method.name=ditto", "federation.cohort=1.0", "buffer.size=2", "buffer.concurrency=4", *SELDOM],
+}
+
+
 @installed
 @pytest.mark.usefixtures("connection")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["method.name=fedavg"],
-        ["method.name=fedalt", "model.name=mlp", "model.personal=output"],
-        ["method.name=scaffold", "training.momentum=0"],
-    ],
-    ids=lambda words: words[0],
-)
+@pytest.mark.parametrize("words", BITS.values(), ids=BITS)
 def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: Path) -> None:
     recipe = apply_overrides(RECIPE, words)
     api.run(recipe, out=tmp_path / "there")
@@ -135,29 +164,150 @@ def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: 
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
 
 
+@contextlib.contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the bytes of the tensors that this process sends and receives."""
+    travelled: Counter[str] = Counter()
+    pack, unpack = ray_node._packed, ray_node._unpacked
+
+    @functools.wraps(pack)
+    def packed(value: Tensor) -> Any:
+        travelled["sent"] += value.nbytes
+        return pack(value)
+
+    @functools.wraps(unpack)
+    def unpacked(packed: Any) -> Tensor:
+        value = unpack(packed)
+        travelled["received"] += value.nbytes
+        return value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_node, "_packed", packed)
+        patch.setattr(ray_node, "_unpacked", unpacked)
+        pack_tensors()
+        yield travelled
+    pack_tensors()
+
+
 @installed
 @pytest.mark.usefixtures("connection")
-def test_a_killed_worker_is_named_and_the_run_goes_on_without_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_states_stay_on_the_nodes_until_someone_reads_them(tmp_path: Path) -> None:
+    """Ditto's state, upload and broadcast are a model each; an upload has 4 bytes of loss, and 1 that says finite."""
+    job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto", "federation.cohort=7"])))
+    simulation = make_simulation(job.federation, Store(tmp_path / "states", 2**20))
+    clients = job.federation.data.seen
+    model = sum(leaf.nbytes for leaf in tree.leaves(simulation.broadcast()))
+    with counted() as travelled:
+        simulation.step(0)
+        for number in range(1, 4):
+            travelled.clear()
+            simulation.step(number)
+            assert travelled == {"sent": model, "received": len(clients) * (model + 4 + 1)}
+        travelled.clear()
+        simulation.store.take(clients[:2])
+        assert travelled == {"received": 2 * model}
+        simulation.store.flush()
+        assert travelled == {"received": len(clients) * model}  # each once
+        travelled.clear()
+        simulation.store.flush()
+        simulation.step(4)
+        assert travelled == {"sent": model, "received": len(clients) * (model + 4 + 1)}  # they are still there
+    simulation.crew.close()
+
+
+@installed
+@pytest.mark.usefixtures("connection")
+def test_keepers_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = Path(tempfile.gettempdir())
+    (orphan := folders / f"{ray_node._PREFIX}orphan").mkdir()
+    (orphan / "lock").touch()
+    job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto"])))
+    simulation = make_simulation(job.federation, Store(tmp_path / "states", 2**20))
+    before = set(folders.glob(f"{ray_node._PREFIX}*"))
+    simulation.step(0)
+    made = set(folders.glob(f"{ray_node._PREFIX}*")) - before
+    assert len(made) == 2
+    assert not orphan.exists()
+    simulation.crew.close()
+    assert not any(folder.exists() for folder in made)
+    with pytest.raises(StatesLost, match="the newest states of 5 clients ended with the workers; the last checkpoint"):
+        simulation.store.flush()
+
+
+@installed
+@pytest.mark.usefixtures("connection")
+def test_clients_that_diverge_are_named_as_on_this_machine(tmp_path: Path) -> None:
+    recipe = apply_overrides(RECIPE, ["method.name=ditto", "training.lr=1e30", "rounds=3"])
+    with pytest.raises(Diverged) as there:
+        api.run(recipe, out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with done_by(Crew), pytest.raises(Diverged) as here:
+        api.run(recipe, out=tmp_path / "run")
+    assert str(there.value) == str(here.value)
+    assert "gave non-finite numbers for clients" in str(here.value)
+
+
+@pytest.fixture
+def one_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one checkpoint, after the second round, and that of the end."""
+    save = runner._Run.save
+    monkeypatch.setattr(runner._Run, "save", lambda run, after: save(run, 0 if run.total.rounds == 2 else after))
+
+
+DITTO = apply_overrides(RECIPE, ["method.name=ditto", "method.tune_epochs=1", "engine.checkpoint_seconds=1000"])
+
+
+def at_round(number: int, action: Callable[[], None]) -> Callable[[Any], None]:
+    def listener(progress: Any) -> None:
+        if isinstance(progress, Progress) and progress.round.number + 1 == number:
+            action()
+
+    return listener
+
+
+def kill_a_process(crew: RayCrew, which: str) -> None:
+    import ray
+
+    actor = {"worker": crew._workers[-1], "keeper": crew._keepers[-1]}[which].actor
+    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+@installed
+@pytest.mark.usefixtures("connection", "one_checkpoint")
+@pytest.mark.parametrize(
+    ("what", "message", "back"),
+    [
+        ("worker", "clients .*: a worker on node 127.0.0.1 died", RayCrew),
+        ("keeper", "(clients .*: )?node 127.0.0.1 died with the states it had", Crew),
+        ("node", "(clients .*: )?(a worker on )?node 127.0.0.1 died", Crew),
+    ],
+    ids=["worker", "keeper", "node"],
+)
+def test_what_dies_is_named_and_the_run_goes_on(
+    what: str, message: str, back: Any, machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = apply_overrides(RECIPE, ["method.name=ditto", "method.tune_epochs=1"])
     crews: list[RayCrew] = []
     begin = RayCrew.__init__
     monkeypatch.setattr(RayCrew, "__init__", lambda self, *given: [begin(self, *given), crews.append(self)][0])
+    extra = machines.add_node(**NODE) if what == "node" else None
 
-    def kill(progress: Any) -> None:
-        if isinstance(progress, Progress) and progress.done == 3:
-            import ray
+    def kill() -> None:
+        if extra is None:
+            kill_a_process(crews[0], what)
+        else:
+            for processes in extra.all_processes.values():
+                os.kill(processes[0].process.pid, signal.SIGKILL)
 
-            actor = crews[0]._workers[1].actor
-            os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
-
-    with pytest.raises(WorkerFailed, match=r"^clients .*: a worker on node 127.0.0.1 died"):
-        api.run(recipe, out=tmp_path / "killed", listener=kill)
-    assert RunDirectory(tmp_path / "killed").checkpoint().rounds == 3
-    with done_by(Crew):
+    with pytest.raises(PersonaError, match=f"^{message}.*the last checkpoint is kept: personafl resume") as caught:
+        api.run(DITTO, out=tmp_path / "killed", listener=at_round(4, kill))
+    assert "\n" not in str(caught.value)
+    if extra is not None:
+        machines.remove_node(extra, allow_graceful=False)
+    assert RunDirectory(tmp_path / "killed").checkpoint().rounds == 2
+    with done_by(back):
         api.resume(tmp_path / "killed")
-        api.run(recipe, out=tmp_path / "whole")
+    with done_by(Crew):
+        api.run(DITTO, out=tmp_path / "whole")
     assert differences(outcome(tmp_path / "whole"), outcome(tmp_path / "killed")) == []
 
 

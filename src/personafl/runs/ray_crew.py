@@ -34,7 +34,7 @@ _FAREWELL = 5.0  # seconds that keepers have to remove their files
 
 @dataclass(frozen=True, eq=False)
 class _Hired:
-    """A worker, the number of its node's keeper, and the problems whose states it knows the structure of."""
+    """A worker, the number of its node, and the problems whose states it knows the structure of."""
 
     actor: Any
     node: Node
@@ -96,7 +96,7 @@ class RayCrew:
             self._store.end()
 
     def _start(self) -> None:
-        """Start workers, by turns of the nodes, as many as were asked for or as there are cores; and their keepers."""
+        """Start workers, by turns of the nodes, as many as were asked for or as there are cores."""
         ray = self._ray
         nodes = nodes_of(ray)
         rows = itertools.zip_longest(*([node] * node.cores for node in nodes))  # by turns
@@ -105,16 +105,21 @@ class RayCrew:
             places = places[: self._count]
         if not places:
             raise BadInput("--engine ray: no node of the cluster has a core to work with; start nodes with --num-cpus")
-        if self._store is not None:
-            budget, kind = self._store.home.budget, ray.remote(Keeper)
-            self._keepers = [KeptBy(on_node(ray, kind, node, 0).remote(budget), node) for node in dict.fromkeys(places)]
         work, kind = ray.put(self._work), ray.remote(Worker)
-        for node in places:
-            place = next((number for number, keeper in enumerate(self._keepers) if keeper.node == node), HOME)
-            actor = on_node(ray, kind, node, 1).remote(work, self._keepers, place)
-            self._workers.append(_Hired(actor, node, place, set()))
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(places))}
+        self._workers = [
+            _Hired(on_node(ray, kind, node, 1).remote(work), node, numbers[node], set()) for node in places
+        ]
         for worker in self._workers:
             first_answer(ray, worker.actor.ready.remote(), worker.node)
+
+    def _start_keepers(self, budget: int) -> None:
+        """Start a keeper on each node, with so much memory for states, and make it known to all workers."""
+        kind = self._ray.remote(Keeper)
+        nodes = dict.fromkeys(worker.node for worker in self._workers)
+        self._keepers = [KeptBy(on_node(self._ray, kind, node, 0).remote(budget), node) for node in nodes]
+        for worker in self._workers:
+            worker.actor.meet.remote(self._keepers, worker.place)  # done before what it is asked for later
 
     def _in_order(self, tasks: Iterable[Chunk]) -> Iterator[Any]:
         """Give chunks to workers, and yield results; a few wait for an earlier one."""
@@ -138,6 +143,8 @@ class RayCrew:
     def _give_kept(self, number: int, chunk: Chunk, first: Tree, load: Counter[_Hired], sent: _Sent) -> _Given:
         """Give a chunk to a worker, and say where the states of its clients are; those that are here go with it."""
         assert self._store is not None
+        if not self._keepers:
+            self._start_keepers(self._store.home.budget)
         clients, nodes, known = chunk.clients, self._store.nodes(chunk.clients), self._store.has(chunk.clients)
         worker = self._chosen(load, Counter(nodes.tolist()))
         here = clients[known & (nodes == HOME)]

@@ -27,7 +27,7 @@ from personafl.errors import PersonaError
 from personafl.runs.away import StatesLost
 from personafl.runs.slab import Clients, Entry
 from personafl.runs.store import Store
-from personafl.runs.trainer import Chunk, Trainer
+from personafl.runs.trainer import Chunk, Done, Trainer
 from personafl.runs.workers import Work
 
 __all__ = ["Answer", "Keeper", "KeptBy", "Node", "Worker", "answered", "in_short", "pack_tensors"]
@@ -119,17 +119,21 @@ def _remove_orphans() -> None:
 
 
 class Worker:
-    """Trains chunks of clients, with one thread. `here` is which of the keepers is that of its node."""
+    """Trains chunks of clients, with one thread."""
 
-    def __init__(self, work: Work, keepers: Sequence[KeptBy], here: int) -> None:
+    def __init__(self, work: Work) -> None:
         torch.set_num_threads(1)
         pack_tensors()
         self._work = work
-        self._keepers = keepers
-        self._here = here
+        self._keepers: Sequence[KeptBy] = ()
+        self._here = 0  # the number of its node
 
     def ready(self) -> None:
         """Answer, once it can work."""
+
+    def meet(self, keepers: Sequence[KeptBy], here: int) -> None:
+        """Know the keepers, of which number `here` is that of its node."""
+        self._keepers, self._here = keepers, here
 
     def train(self, chunk: Chunk, down: Tree) -> Any:
         """Train a chunk of clients; what came is in read-only memory, so it is copied."""
@@ -138,7 +142,7 @@ class Worker:
 
     def train_kept(
         self, chunk: Chunk, first: Tree, sent: tuple[Clients, Entry] | None, kept: dict[int, Clients]
-    ) -> tuple[Any, bool]:
+    ) -> tuple[Done, bool]:
         """Train a chunk of clients from states that came along or that nodes keep; say whether new ones are kept here.
 
         `first` is the broadcast, where there are newcomers with what they need.
@@ -150,11 +154,9 @@ class Worker:
         first = tree.map(torch.clone, first)
         states = trainer.states(known, chunk.problem, first, chunk.clients)
         done = trainer(chunk._replace(states=states, down=for_returning(first)))
-        flat = tree.flatten(done.states)
-        keep = bool(flat) and bool(done.finite.all())
-        if keep:
-            self._keepers[self._here].put(chunk.clients, flat)
-        return done._replace(states=()), keep
+        if good := bool(done.finite.all()):
+            self._keepers[self._here].put(chunk.clients, tree.flatten(done.states))
+        return done._replace(states=()), good
 
 
 class _Collected:
