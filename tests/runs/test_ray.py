@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,8 +32,8 @@ from personafl.runs import cluster, ray_node, runner
 from personafl.runs.away import StatesLost
 from personafl.runs.cloud import make_simulation
 from personafl.runs.cluster import connected
-from personafl.runs.ray_crew import RayCrew
-from personafl.runs.ray_node import pack_tensors
+from personafl.runs.ray_crew import RayCrew, _Hired
+from personafl.runs.ray_node import Node, pack_tensors
 from personafl.runs.rundir import RunDirectory
 from personafl.runs.runner import Progress, prepare
 from personafl.runs.store import Store
@@ -217,7 +219,25 @@ def test_states_stay_on_the_nodes_until_someone_reads_them(tmp_path: Path) -> No
 
 @installed
 @pytest.mark.usefixtures("connection")
-def test_keepers_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_clients_under_way_stay_too(tmp_path: Path) -> None:
+    job = prepare(Recipe.parse(apply_overrides(RECIPE, BITS["a buffer"])))
+    assert job.federation.buffer is not None
+    simulation = make_simulation(job.federation, Store(tmp_path / "states", 2**20))
+    model = sum(leaf.nbytes for leaf in tree.leaves(simulation.broadcast()))
+    with counted() as travelled:
+        for event in itertools.islice(job.federation.buffer.updates(), 4):
+            travelled.clear()
+            simulation.step(event.number)
+            assert travelled["received"] == len(event.started) * (model + 4 + 1)
+        travelled.clear()
+        simulation.saved()
+        assert travelled == {"received": 2 * model}  # 4 train at a time, and 2 of them have arrived
+    simulation.crew.close()
+
+
+@installed
+@pytest.mark.usefixtures("connection")
+def test_keepers_leave_nothing_behind(tmp_path: Path) -> None:
     folders = Path(tempfile.gettempdir())
     (orphan := folders / f"{ray_node._PREFIX}orphan").mkdir()
     (orphan / "lock").touch()
@@ -245,6 +265,22 @@ def test_clients_that_diverge_are_named_as_on_this_machine(tmp_path: Path) -> No
         api.run(recipe, out=tmp_path / "run")
     assert str(there.value) == str(here.value)
     assert "gave non-finite numbers for clients" in str(here.value)
+
+
+@installed
+def test_a_chunk_goes_where_its_states_are_if_nobody_stays_idle() -> None:
+    crew = RayCrew(print, 1)
+    one, two, other = crew._workers = [_Hired(None, Node("", "", 2), place, set()) for place in (0, 0, 1)]
+
+    def chosen(load: dict[_Hired, int], **states: int) -> _Hired:
+        return crew._chosen(Counter(load), Counter({int(name[1:]): count for name, count in states.items()}))
+
+    assert chosen({}, n0=1, n1=2) is other
+    assert chosen({other: 1}, n0=1, n1=2) is one  # for it is idle
+    assert chosen({one: 1, two: 1, other: 2}, n0=1, n1=2) is other
+    assert chosen({one: 1, two: 1, other: 3}, n0=1, n1=2) is one  # there is too much to do
+    assert chosen({one: 2, two: 1, other: 1}, n0=2, n1=1) is two
+    assert chosen({one: 2, two: 2, other: 1}) is other  # newcomers
 
 
 @pytest.fixture
@@ -309,6 +345,51 @@ def test_what_dies_is_named_and_the_run_goes_on(
     with done_by(Crew):
         api.run(DITTO, out=tmp_path / "whole")
     assert differences(outcome(tmp_path / "whole"), outcome(tmp_path / "killed")) == []
+
+
+class Crash(BaseException):
+    """Ends a run from within."""
+
+
+def crash() -> None:
+    raise Crash
+
+
+@installed
+@pytest.mark.usefixtures("connection", "one_checkpoint")
+def test_what_is_under_way_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    recipe = apply_overrides(RECIPE, [*BITS["a buffer"], "rounds=6"])
+    with pytest.raises(Crash):
+        api.run(recipe, out=tmp_path / "there", listener=at_round(3, crash))
+    assert RunDirectory(tmp_path / "there").checkpoint().rounds == 2
+    api.resume(tmp_path / "there")
+    with done_by(Crew):
+        api.run(recipe, out=tmp_path / "here")
+    assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
+
+
+@installed
+@pytest.mark.slow
+def test_the_death_of_the_head_ends_the_command_and_the_run_goes_on(machines: Any, tmp_path: Path) -> None:
+    """Ray itself ends a process whose node dies; so there is no message of ours."""
+    words = [*COMMON, "method.name=ditto", "rounds=300", "engine.strategy=sequential", "engine.checkpoint_seconds=0"]
+    own = type(machines)()
+    head, _ = own.add_node(**NODE), own.add_node(**NODE)
+    command = [sys.executable, "-c", "from personafl.cli import main; main()", "run", *words, "--out", tmp_path / "run"]
+    with subprocess.Popen(
+        [*command, "--engine", "ray", "--address", own.address], stdout=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and RunDirectory(tmp_path / "run").checkpoint().rounds < 3:
+            time.sleep(0.05)
+        for processes in head.all_processes.values():
+            os.kill(processes[0].process.pid, signal.SIGKILL)
+        assert process.wait(120) == 1
+    own.shutdown()
+    assert 3 <= RunDirectory(tmp_path / "run").checkpoint().rounds < 300
+    with done_by(Crew):
+        api.resume(tmp_path / "run")
+        api.run(apply_overrides({}, words), out=tmp_path / "whole")
+    assert differences(outcome(tmp_path / "whole"), outcome(tmp_path / "run")) == []
 
 
 @installed

@@ -3,11 +3,14 @@
 The files of this machine stay the truth. What is newer elsewhere is brought home before anyone here reads it, and
 before a checkpoint; a state that has not changed since is not brought again. So what a node that dies takes with it is
 what came after the last checkpoint.
+
+A client that is under way (see `buffered`) leaves a state on its node that counts only when it arrives: a later one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +19,12 @@ from personafl.errors import PersonaError
 from personafl.runs.slab import Clients, Entry
 from personafl.runs.store import States, Store
 
-__all__ = ["HOME", "AwayStore", "Fetch", "StatesLost"]
+__all__ = ["HOME", "AwayStore", "Nodes", "StatesLost"]
 
-Nodes = NDArray[np.int16]
-Fetch = Callable[[int, Clients], Iterable[tuple[Clients, Entry]]]  # of a node: states by pieces of one layout
+Places = NDArray[np.int16]  # nodes, by number, or:
 
-HOME = -1  # in place of a node
+HOME = -1
+LOST = -2
 
 
 class StatesLost(PersonaError):
@@ -31,16 +34,27 @@ class StatesLost(PersonaError):
         super().__init__(f"{what}; the last checkpoint is kept: personafl resume continues, here or on a cluster")
 
 
+class Nodes(Protocol):
+    """Where states are besides home."""
+
+    def fetch(self, node: int, clients: Clients, later: bool) -> Iterable[tuple[Clients, Entry]]:
+        """Return the states of clients that are on a node, or the later ones, by pieces of one layout."""
+
+    def arrive(self, node: int, clients: Clients) -> None:
+        """Have the later states of clients on a node replace the others there."""
+
+
 class AwayStore(States):
-    """The states of clients 0 … `clients` − 1, at home and on nodes that `fetch` has them from."""
+    """The states of clients 0 … `clients` − 1, at home and on nodes."""
 
     spread = True
 
-    def __init__(self, home: Store, clients: int, fetch: Fetch) -> None:
+    def __init__(self, home: Store, clients: int, nodes: Nodes) -> None:
         self.home = home
-        self._fetch = fetch
-        self._node: Nodes = np.full(clients, HOME, dtype=np.int16)  # that has the newest state
+        self._nodes = nodes
+        self._place: Places = np.full(clients, HOME, dtype=np.int16)  # that has the newest state
         self._newer = np.zeros(clients, dtype=np.bool_)  # than the one at home, or there is none at home
+        self._later: Places = np.full(clients, HOME, dtype=np.int16)  # that has a later one; HOME: there is none
 
     @property
     def clients(self) -> Clients:
@@ -60,11 +74,11 @@ class AwayStore(States):
     def put(self, clients: Sequence[int] | Clients, stacked: Entry) -> None:
         """Replace the states of several clients, given stacked."""
         self.home.put(clients, stacked)
-        self._node[clients], self._newer[clients] = HOME, False
+        self._place[clients], self._newer[clients] = HOME, False
 
     def prefetch(self, clients: Clients) -> None:
         """Begin to read the states of clients that will be taken soon, of those that have them only here."""
-        self.home.prefetch(clients[self._node[clients] == HOME])
+        self.home.prefetch(clients[self._place[clients] == HOME])
 
     def flush(self) -> int:
         """Make all states durable and return the number of the index that has them; 0: there are none."""
@@ -75,29 +89,58 @@ class AwayStore(States):
         """Free what the last index does not refer to; call it after that index is committed."""
         self.home.collect()
 
-    def nodes(self, clients: Clients) -> Nodes:
+    def places(self, clients: Clients) -> Places:
         """Return who has the newest state of each client: a node, or HOME, also for who has none."""
-        self._check_there(clients)
-        return self._node[clients]
+        return _there(self._place[clients])
 
-    def left(self, clients: Clients, node: int) -> None:
-        """Say that the newest states of clients are on a node."""
-        self._node[clients], self._newer[clients] = node, True
+    def left(self, clients: Clients, node: int, later: bool) -> None:
+        """Say that the newest states of clients are on a node, or later ones."""
+        if later:
+            self._later[clients] = node
+        else:
+            self._place[clients], self._newer[clients] = node, True
+
+    def has_later(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say which clients have a later state on a node."""
+        later: NDArray[np.bool_] = self._later[clients] != HOME
+        return later
+
+    def arrive(self, clients: Clients) -> None:
+        """Have the later states of clients be their states from now on."""
+        for node, members in _by_node(clients, self._later[clients]):
+            self._nodes.arrive(node, members)
+            self.left(members, node, later=False)
+        self._later[clients] = HOME
+
+    def recall(self, clients: Clients) -> Iterator[tuple[Clients, Entry]]:
+        """Take the later states of clients from the nodes, by pieces of one layout; they are the caller's then."""
+        for node, members in _by_node(clients, self._later[clients]):
+            yield from self._nodes.fetch(node, members, later=True)
+        self._later[clients] = HOME
 
     def end(self) -> None:
         """Say that the nodes have ended. States that were only there are lost."""
-        self._node[:] = HOME
+        self._place[:] = np.where(self._newer, LOST, HOME)
+        self._later[self._later != HOME] = LOST
 
     def _bring(self, clients: Clients) -> None:
         """Bring home what is newer elsewhere."""
-        self._check_there(clients)
         clients = clients[self._newer[clients]]
-        for node in np.unique(self._node[clients]).tolist():
-            for piece, stacked in self._fetch(node, clients[self._node[clients] == node]):
+        for node, members in _by_node(clients, self._place[clients]):
+            for piece, stacked in self._nodes.fetch(node, members, later=False):
                 self.home.put(piece, stacked)
                 self._newer[piece] = False
 
-    def _check_there(self, clients: Clients) -> None:
-        lost = self._newer[clients] & (self._node[clients] == HOME)
-        if lost.any():
-            raise StatesLost(f"the newest states of {int(lost.sum())} clients ended with the workers")
+
+def _there(places: Places) -> Places:
+    """Return places, none of which is lost."""
+    lost = int((places == LOST).sum())
+    if lost:
+        raise StatesLost(f"the newest states of {lost} clients ended with the workers")
+    return places
+
+
+def _by_node(clients: Clients, places: Places) -> Iterator[tuple[int, Clients]]:
+    """Yield the clients of each node."""
+    for node in np.unique(_there(places)).tolist():
+        yield node, clients[places == node]

@@ -69,7 +69,7 @@ class RayCrew:
 
     def stored(self, store: Store, clients: int) -> AwayStore:
         """Return a simulation's store as one whose newest states stay on the nodes."""
-        self._store = AwayStore(store, clients, self._fetch)
+        self._store = AwayStore(store, clients, self)
         return self._store
 
     def map(self, tasks: Iterable[Chunk]) -> Iterator[Any]:
@@ -118,6 +118,8 @@ class RayCrew:
         kind = self._ray.remote(Keeper)
         nodes = dict.fromkeys(worker.node for worker in self._workers)
         self._keepers = [KeptBy(on_node(self._ray, kind, node, 0).remote(budget), node) for node in nodes]
+        for keeper in self._keepers:
+            first_answer(self._ray, keeper.actor.ready.remote(), keeper.node)
         for worker in self._workers:
             worker.actor.meet.remote(self._keepers, worker.place)  # done before what it is asked for later
 
@@ -135,25 +137,26 @@ class RayCrew:
     def _give(self, number: int, chunk: Chunk, load: Counter[_Hired], sent: _Sent) -> _Given:
         """Give a chunk to a worker."""
         if isinstance(chunk.states, Elsewhere):
-            return self._give_kept(number, chunk, chunk.states.first, load, sent)
+            return self._give_kept(number, chunk, chunk.states, load, sent)
         worker = self._chosen(load, Counter())
         answer = worker.actor.train.remote(chunk._replace(down=None), sent.once(chunk.down))
         return _Given(number, chunk, worker, answer)
 
-    def _give_kept(self, number: int, chunk: Chunk, first: Tree, load: Counter[_Hired], sent: _Sent) -> _Given:
+    def _give_kept(self, number: int, chunk: Chunk, states: Elsewhere, load: Counter[_Hired], sent: _Sent) -> _Given:
         """Give a chunk to a worker, and say where the states of its clients are; those that are here go with it."""
         assert self._store is not None
         if not self._keepers:
             self._start_keepers(self._store.home.budget)
-        clients, nodes, known = chunk.clients, self._store.nodes(chunk.clients), self._store.has(chunk.clients)
+        clients, nodes, known = chunk.clients, self._store.places(chunk.clients), self._store.has(chunk.clients)
         worker = self._chosen(load, Counter(nodes.tolist()))
         here = clients[known & (nodes == HOME)]
-        states = (here, self._store.home.take(here)) if len(here) else None
+        found = (here, self._store.home.take(here)) if len(here) else None
         kept = {node: clients[nodes == node] for node in np.unique(nodes[nodes != HOME]).tolist()}
         again = known.all() and chunk.problem in worker.shown
         worker.shown.add(chunk.problem)
-        message = sent.once(chunk.down if again else first)
-        answer = worker.actor.train_kept.remote(chunk._replace(down=None, states=None), message, states, kept)
+        message = sent.once(chunk.down if again else states.first)
+        bare = chunk._replace(down=None, states=None)
+        answer = worker.actor.train_kept.remote(bare, message, found, kept, states.later)
         return _Given(number, chunk, worker, answer)
 
     def _load(self, given: Iterable[_Given]) -> Counter[_Hired]:
@@ -182,19 +185,23 @@ class RayCrew:
         except errors.RayError as error:
             lost = StatesLost(f"a worker on node {worker.node.address} died ({in_short(error)})")
             raise WorkerFailed(str(lost), given.number) from error
-        if not isinstance(given.chunk.states, Elsewhere):
+        states = given.chunk.states
+        if not isinstance(states, Elsewhere):
             return result
         done, kept = result
-        if kept:
-            assert self._store is not None
-            self._store.left(given.chunk.clients, worker.place)
+        if kept and self._store is not None:
+            self._store.left(given.chunk.clients, worker.place, states.later)
         return done
 
-    def _fetch(self, node: int, clients: Clients) -> Iterator[tuple[Clients, Entry]]:
-        """Yield the states of clients that are on a node."""
+    def fetch(self, node: int, clients: Clients, later: bool) -> Iterator[tuple[Clients, Entry]]:
+        """Yield the states of clients that are on a node, or the later ones, by pieces of one layout."""
         keeper = self._keepers[node]
-        for piece in keeper.pieces(clients):
-            yield piece, keeper.take(piece)
+        for piece in keeper.ask("pieces", clients, later):
+            yield piece, keeper.ask("take", piece, later)
+
+    def arrive(self, node: int, clients: Clients) -> None:
+        """Have the later states of clients on a node replace the others there."""
+        self._keepers[node].ask("arrive", clients)
 
 
 class _Sent:

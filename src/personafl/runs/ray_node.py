@@ -52,23 +52,16 @@ class KeptBy(NamedTuple):
     actor: Any
     node: Node
 
-    def pieces(self, clients: Clients) -> list[Clients]:
-        """Return clients whose states it has, cut into pieces that can be taken."""
-        return answered(self.actor.pieces.remote(clients), self.node)  # type: ignore[no-any-return]
-
-    def take(self, clients: Clients) -> Entry:
-        """Return states of one layout, stacked; in memory that must not be written to."""
-        return answered(self.actor.take.remote(clients), self.node)  # type: ignore[no-any-return]
-
-    def put(self, clients: Clients, stacked: Entry) -> None:
-        """Replace states, and wait until it is done."""
-        answered(self.actor.put.remote(clients, stacked), self.node)
+    def ask(self, what: str, *given: Any) -> Any:
+        """Return what a method of the keeper does; tensors are in memory that must not be written to."""
+        return answered(getattr(self.actor, what).remote(*given), self.node)
 
 
 class Keeper:
     """Has the newest states of the clients that were trained last on its node, in a store that ends with it.
 
-    A state that has gone to another node since keeps its row here, for when it comes back.
+    Later states are beside them (see `away`). A state that has gone to another node since keeps its row here, for when
+    it comes back.
     """
 
     def __init__(self, budget: int) -> None:
@@ -76,19 +69,27 @@ class Keeper:
         pack_tensors()
         _remove_orphans()
         self._folder = _Folder()
-        self._store = Store(self._folder.path / "states", budget)
+        self._stores = {later: Store(self._folder.path / f"later-{later}", budget) for later in (False, True)}
 
-    def pieces(self, clients: Clients) -> list[Clients]:
+    def ready(self) -> None:
+        """Answer, once it can work."""
+
+    def pieces(self, clients: Clients, later: bool) -> list[Clients]:
         """Cut clients into pieces that can be taken."""
-        return list(self._store.pieces(clients, _PIECE))
+        return list(self._stores[later].pieces(clients, _PIECE))
 
-    def take(self, clients: Clients) -> Entry:
+    def take(self, clients: Clients, later: bool) -> Entry:
         """Return states of one layout, stacked."""
-        return self._store.take(clients)
+        return self._stores[later].take(clients)
 
-    def put(self, clients: Clients, stacked: Entry) -> None:
+    def put(self, clients: Clients, stacked: Entry, later: bool) -> None:
         """Replace states."""
-        self._store.put(clients, stacked)
+        self._stores[later].put(clients, stacked)
+
+    def arrive(self, clients: Clients) -> None:
+        """Have later states replace the others."""
+        for piece in self._stores[True].pieces(clients, _PIECE):
+            self._stores[False].put(piece, self._stores[True].take(piece))
 
     def close(self) -> None:
         """Remove its files."""
@@ -141,7 +142,7 @@ class Worker:
         return self._work(chunk._replace(states=states, down=down))
 
     def train_kept(
-        self, chunk: Chunk, first: Tree, sent: tuple[Clients, Entry] | None, kept: dict[int, Clients]
+        self, chunk: Chunk, first: Tree, sent: tuple[Clients, Entry] | None, kept: dict[int, Clients], later: bool
     ) -> tuple[Done, bool]:
         """Train a chunk of clients from states that came along or that nodes keep; say whether new ones are kept here.
 
@@ -149,13 +150,13 @@ class Worker:
         """
         trainer = self._work
         assert isinstance(trainer, Trainer)
-        pieces = [(clients, self._keepers[node].take(clients)) for node, clients in kept.items()]
+        pieces = [(clients, self._keepers[node].ask("take", clients, False)) for node, clients in kept.items()]
         known = _Collected(pieces if sent is None else [*pieces, sent])
         first = tree.map(torch.clone, first)
         states = trainer.states(known, chunk.problem, first, chunk.clients)
         done = trainer(chunk._replace(states=states, down=for_returning(first)))
         if good := bool(done.finite.all()):
-            self._keepers[self._here].put(chunk.clients, tree.flatten(done.states))
+            self._keepers[self._here].ask("put", chunk.clients, tree.flatten(done.states), later)
         return done._replace(states=()), good
 
 

@@ -161,7 +161,7 @@ class Simulation:
     def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
         """Return the states that clients are trained from, if there are any and they are here."""
         kept = self.store.spread and tree.leaves(self.shape(which, first))
-        return Elsewhere(first) if kept else self.states(which, first, clients)
+        return Elsewhere(first, later=False) if kept else self.states(which, first, clients)
 
     def _steps(self, clients: Clients, number: int) -> Clients:
         """Return how many steps clients take in a round."""

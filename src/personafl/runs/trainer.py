@@ -24,6 +24,7 @@ class Elsewhere(NamedTuple):
     """In place of states that are where the clients are trained, and stay there."""
 
     first: Tree  # what newcomers receive: from it they have their first state
+    later: bool  # whether the new states are not the clients' own yet
 
 
 class Chunk(NamedTuple):
