@@ -29,9 +29,10 @@ from personafl import Recipe, api, cli
 from personafl.core import tree
 from personafl.errors import BadInput, Diverged, PersonaError
 from personafl.runs import cluster, ray_node, runner
-from personafl.runs.away import StatesLost
+from personafl.runs.away import AwayStore, StatesLost
 from personafl.runs.cloud import make_simulation
 from personafl.runs.cluster import connected
+from personafl.runs.cohort import draw_cohort
 from personafl.runs.ray_crew import RayCrew, _Hired
 from personafl.runs.ray_node import Node, pack_tensors
 from personafl.runs.rundir import RunDirectory
@@ -215,6 +216,33 @@ def test_states_stay_on_the_nodes_until_someone_reads_them(tmp_path: Path) -> No
         simulation.step(4)
         assert travelled == {"sent": model, "received": len(clients) * (model + 4 + 1)}  # they are still there
     simulation.crew.close()
+
+
+@installed
+@pytest.mark.usefixtures("connection")
+def test_states_go_from_node_to_node_without_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto"])))
+    here, there = (Store(tmp_path / name, 2**20) for name in ("here", "there"))
+    simulation = make_simulation(job.federation, there)
+    crew, model = simulation.crew, sum(leaf.nbytes for leaf in tree.leaves(simulation.broadcast()))
+    assert isinstance(crew, RayCrew)
+    assert isinstance(simulation.store, AwayStore)
+    with counted() as travelled:
+        for number in range(4):  # all on one node, and in the next round all on the other
+            monkeypatch.setattr(crew, "_chosen", lambda load, states, turn=number % 2: crew._workers[turn])
+            travelled.clear()
+            simulation.step(number)
+            cohort = draw_cohort(job.federation.data.seen, 5, "exact", job.recipe.seed, number)
+            assert (simulation.store.places(cohort) == number % 2).all()
+            assert travelled["received"] == 5 * (model + 4 + 1)
+    simulation.store.flush()
+    crew.close()
+    with done_by(Crew):
+        local = make_simulation(job.federation, here)
+    for number in range(4):
+        local.step(number)
+    for client in local.store.clients.tolist():
+        assert all(torch.equal(leaf, there.get(client)[path]) for path, leaf in local.store.get(client).items())
 
 
 @installed
