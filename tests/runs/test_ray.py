@@ -329,6 +329,14 @@ def at_round(number: int, action: Callable[[], None]) -> Callable[[Any], None]:
     return listener
 
 
+def wait_for_nodes(count: int) -> None:
+    """Wait until the head has noticed who is gone."""
+    import ray
+
+    while sum(node["Alive"] for node in ray.nodes()) != count:
+        time.sleep(0.1)
+
+
 def kill_a_process(crew: RayCrew, which: str) -> None:
     import ray
 
@@ -342,7 +350,9 @@ def kill_a_process(crew: RayCrew, which: str) -> None:
     ("what", "message", "back"),
     [
         ("worker", "clients .*: a worker on node 127.0.0.1 died", RayCrew),
-        ("keeper", "(clients .*: )?node 127.0.0.1 died with the states it had", Crew),
+        pytest.param(
+            "keeper", "(clients .*: )?node 127.0.0.1 died with the states it had", Crew, marks=pytest.mark.slow
+        ),
         ("node", "(clients .*: )?(a worker on )?node 127.0.0.1 died", Crew),
     ],
     ids=["worker", "keeper", "node"],
@@ -367,6 +377,7 @@ def test_what_dies_is_named_and_the_run_goes_on(
     assert "\n" not in str(caught.value)
     if extra is not None:
         machines.remove_node(extra, allow_graceful=False)
+        wait_for_nodes(2)
     assert RunDirectory(tmp_path / "killed").checkpoint().rounds == 2
     with done_by(back):
         api.resume(tmp_path / "killed")

@@ -242,4 +242,7 @@ def first_answer(ray: Any, answer: Answer, node: Node) -> Any:
             f"--engine ray: node {node.address} started no worker in {_PATIENCE:.0f} s; are its cores taken by others?"
         ) from error
     except ray.exceptions.RayError as error:
-        raise BadInput(f"--engine ray: node {node.address} cannot work ({in_short(error)})") from error
+        raise BadInput(
+            f"--engine ray: node {node.address} cannot work ({in_short(error)}); has it just died? "
+            "Then wait until ray status no longer lists it"
+        ) from error
