@@ -375,6 +375,7 @@ def test_what_dies_is_named_and_the_run_goes_on(
     with pytest.raises(PersonaError, match=f"^{message}.*the last checkpoint is kept: personafl resume") as caught:
         api.run(DITTO, out=tmp_path / "killed", listener=at_round(4, kill))
     assert "\n" not in str(caught.value)
+    assert str(caught.value).count("personafl resume") == 1
     if extra is not None:
         machines.remove_node(extra, allow_graceful=False)
         wait_for_nodes(2)

@@ -19,7 +19,7 @@ from personafl.errors import PersonaError
 from personafl.runs.slab import Clients, Entry
 from personafl.runs.store import States, Store
 
-__all__ = ["HOME", "AwayStore", "Nodes", "StatesLost"]
+__all__ = ["HOME", "AwayStore", "Nodes", "StatesLost", "lost"]
 
 Places = NDArray[np.int16]  # nodes, by number, or:
 
@@ -30,8 +30,10 @@ LOST = -2
 class StatesLost(PersonaError):
     """What was computed since the last checkpoint is gone with a node."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what}; the last checkpoint is kept: personafl resume continues, here or on a cluster")
+
+def lost(what: str) -> StatesLost:
+    """Return the error with what is left of the run."""
+    return StatesLost(f"{what}; the last checkpoint is kept: personafl resume continues, here or on a cluster")
 
 
 class Nodes(Protocol):
@@ -46,8 +48,6 @@ class Nodes(Protocol):
 
 class AwayStore(States):
     """The states of clients 0 … `clients` − 1, at home and on nodes."""
-
-    spread = True
 
     def __init__(self, home: Store, clients: int, nodes: Nodes) -> None:
         self.home = home
@@ -134,9 +134,9 @@ class AwayStore(States):
 
 def _there(places: Places) -> Places:
     """Return places, none of which is lost."""
-    lost = int((places == LOST).sum())
-    if lost:
-        raise StatesLost(f"the newest states of {lost} clients ended with the workers")
+    gone = int((places == LOST).sum())
+    if gone:
+        raise lost(f"the newest states of {gone} clients ended with the workers")
     return places
 
 

@@ -144,20 +144,20 @@ class BufferedSimulation(Simulation):
     def _receive(self, event: Update) -> tuple[int, Reduced, Reduced]:
         """Keep the states of who arrived; return the bytes they sent, the discounted uploads, and the losses."""
         dropped = np.array(sorted(arrival.client for arrival in event.dropped), dtype=np.int64)
-        bytes_up = sum(self._arrive(which, clients)[0] for which, _, clients in self.groups(dropped))
+        bytes_up = sum(self._arrive(clients)[0] for _, _, clients in self.groups(dropped))
         joined: tuple[Reduced, Reduced] | None = None
         arrivals = {arrival.client: arrival for arrival in event.taken}
         arrived = np.array(sorted(arrivals), dtype=np.int64)
         # Chunks as the plain simulator has them, and so its order of sums.
-        for which, _, clients in self.groups(arrived, self._steps(arrived, event.number)):
-            size, uploads = self._arrive(which, clients)
+        for _, _, clients in self.groups(arrived, self._steps(arrived, event.number)):
+            size, uploads = self._arrive(clients)
             bytes_up += size
             part = self._reduced(uploads, clients, [arrivals[client] for client in clients.tolist()])
             joined = part if joined is None else (joined[0].plus(part[0]), joined[1].plus(part[1]))
         assert joined is not None  # a buffer has at least one upload
         return bytes_up, *joined
 
-    def _arrive(self, which: int, clients: Clients) -> tuple[int, Tree]:
+    def _arrive(self, clients: Clients) -> tuple[int, Tree]:
         """Keep the states of clients that arrive; return the bytes they sent, and their uploads, stacked."""
         entries = [self._waiting.pop(int(client)) for client in clients]
         self._keep_arrived(clients, entries)

@@ -18,7 +18,7 @@ import numpy as np
 
 from personafl.core.tree import Tree
 from personafl.errors import BadInput, PersonaError
-from personafl.runs.away import HOME, AwayStore, StatesLost
+from personafl.runs.away import HOME, AwayStore, StatesLost, lost
 from personafl.runs.ray_node import Answer, Keeper, KeptBy, Node, Worker, in_short
 from personafl.runs.slab import Clients, Entry
 from personafl.runs.store import Store
@@ -183,8 +183,8 @@ class RayCrew:
                 raise error.cause from None
             raise WorkerFailed(str(error), given.number) from error
         except errors.RayError as error:
-            lost = StatesLost(f"a worker on node {worker.node.address} died ({in_short(error)})")
-            raise WorkerFailed(str(lost), given.number) from error
+            gone = lost(f"a worker on node {worker.node.address} died ({in_short(error)})")
+            raise WorkerFailed(str(gone), given.number) from error
         states = given.chunk.states
         if not isinstance(states, Elsewhere):
             return result

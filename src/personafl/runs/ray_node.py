@@ -24,7 +24,7 @@ from personafl.core import tree
 from personafl.core.algorithm import for_returning
 from personafl.core.tree import Tree
 from personafl.errors import PersonaError
-from personafl.runs.away import StatesLost
+from personafl.runs.away import lost
 from personafl.runs.slab import Clients, Entry
 from personafl.runs.store import Store
 from personafl.runs.trainer import Chunk, Done, Trainer
@@ -191,7 +191,7 @@ def answered(answer: Answer, node: Node) -> Any:
             raise type(error.cause)(f"node {node.address}: {error.cause}") from None
         raise
     except ray.exceptions.RayError as error:
-        raise StatesLost(f"node {node.address} died with the states it had ({in_short(error)})") from error
+        raise lost(f"node {node.address} died with the states it had ({in_short(error)})") from error
 
 
 def in_short(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from personafl.core.algorithm import Empty, Problem, Reduced, for_returning, red
 from personafl.core.batches import Data
 from personafl.core.tree import Tree
 from personafl.errors import Diverged
+from personafl.runs.away import AwayStore
 from personafl.runs.cohort import draw_cohort, draw_offline
 from personafl.runs.engine import gather, steps_of
 from personafl.runs.federation import Federation
@@ -160,7 +161,7 @@ class Simulation:
 
     def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
         """Return the states that clients are trained from, if there are any and they are here."""
-        kept = self.store.spread and tree.leaves(self.shape(which, first))
+        kept = isinstance(self.store, AwayStore) and tree.leaves(self.shape(which, first))
         return Elsewhere(first, later=False) if kept else self.states(which, first, clients)
 
     def _steps(self, clients: Clients, number: int) -> Clients:

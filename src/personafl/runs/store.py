@@ -39,8 +39,6 @@ class States(ABC):
     put into a checkpoint; `collect` frees what that checkpoint, once it is committed, no longer needs.
     """
 
-    spread: bool  # whether those who train clients have their states at hand and keep the new ones
-
     def __contains__(self, client: int) -> bool:
         known: bool = self.has(np.array([client])).item()
         return known
@@ -87,8 +85,6 @@ class Store(States):
 
     Slabs larger than the budget together are in memory only while they are used; the system caches them as it can.
     """
-
-    spread = False
 
     def __init__(self, directory: Path, budget: int, index: int = 0) -> None:
         self._directory = directory
