@@ -38,8 +38,9 @@ from personafl.models import convolutional
 from personafl.runs.engine import Engine, gather
 from personafl.runs.graphs import Graphs
 from personafl.runs.hardware import set_arithmetic
-from personafl.runs.simulator import Federation, Simulation, bound
+from personafl.runs.simulator import Federation, Simulation
 from personafl.runs.store import Store
+from personafl.runs.trainer import bound
 
 
 @dataclass(frozen=True)

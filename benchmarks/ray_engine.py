@@ -5,13 +5,15 @@
 The sides take turns, and only one of them exists at a time: an idle cluster has a few processes that cost time too. The
 first round is not counted, in which workers start and the data are sent. Then a check that both have come to the same
 bits. Columns: rounds per second (best of the repeats) and Ray's as a share of the local ones (median of the pairs);
-CPU seconds a round of all processes (least of the repeats), which other load on the machine changes less. Rates from a
-machine that is busy with something else say nothing: look at the load, which is printed first.
+CPU seconds a round of all processes (least of the repeats), which other load on the machine changes less; kilobytes of
+tensors a round that this process sends to Ray and receives from it, and at the checkpoint after the last round. Rates
+from a machine that is busy with something else say nothing: look at the load, which is printed first.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
@@ -19,11 +21,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from personafl import Recipe
 from personafl.core import tree
+from personafl.runs import ray_node
 from personafl.runs.cloud import make_simulation
 from personafl.runs.cluster import connected
 from personafl.runs.runner import Job, prepare
@@ -73,17 +77,54 @@ def cpu_seconds() -> float:
     return sum(used[process] for process in ours) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(job: Job, rounds: int) -> tuple[float, float, list[torch.Tensor]]:
-    """Return rounds per second, CPU seconds a round, and the server's state after them."""
+class Travelled:
+    """The bytes of tensors that this process has sent to Ray and received from it."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+        pack, unpack = ray_node._packed, ray_node._unpacked
+
+        @functools.wraps(pack)
+        def packed(value: torch.Tensor) -> Any:
+            self.sent += value.nbytes
+            return pack(value)
+
+        @functools.wraps(unpack)
+        def unpacked(packed: Any) -> torch.Tensor:
+            value = unpack(packed)
+            self.received += value.nbytes
+            return value
+
+        ray_node._packed, ray_node._unpacked = packed, unpacked
+
+
+class Measured(NamedTuple):
+    """Rounds per second, CPU seconds and kilobytes a round, kilobytes at a checkpoint, the server's state after it."""
+
+    rate: float
+    cpu: float
+    sent: float
+    received: float
+    checkpoint: float
+    server: list[torch.Tensor]
+
+
+def measure(job: Job, rounds: int, travelled: Travelled) -> Measured:
+    """Run rounds and then flush the states."""
     with tempfile.TemporaryDirectory() as folder:
         simulation = make_simulation(job.federation, Store(Path(folder) / "states", 2**30))
         simulation.step(0)
+        sent, received = travelled.sent, travelled.received
         used, began = cpu_seconds(), time.perf_counter()
         for number in range(1, rounds + 1):
             simulation.step(number)
         spent, used = time.perf_counter() - began, cpu_seconds() - used
+        sent, received, before = travelled.sent - sent, travelled.received - received, travelled.received
+        simulation.store.flush()
+        checkpoint = travelled.received - before
         simulation.crew.close()
-    return rounds / spent, used / rounds, tree.leaves(simulation.server)
+    kilobytes = sent / rounds / 1e3, received / rounds / 1e3, checkpoint / 1e3
+    return Measured(rounds / spent, used / rounds, *kilobytes, tree.leaves(simulation.server))
 
 
 def main() -> None:
@@ -94,25 +135,24 @@ def main() -> None:
     os.environ["RAY_AUTH_TOKEN"] = os.urandom(32).hex()
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     jobs = {name: prepare(Recipe.parse(apply_overrides({}, [*COMMON, *words]))) for name, words in CASES.items()}
-    rates: dict[str, dict[str, list[float]]] = {name: {"local": [], "ray": []} for name in jobs}
-    costs: dict[str, dict[str, list[float]]] = {name: {"local": [], "ray": []} for name in jobs}
+    travelled = Travelled()
+    found: dict[str, dict[str, list[Measured]]] = {name: {"local": [], "ray": []} for name in jobs}
     print("load of the machine before:", *os.getloadavg())
     for _ in range(arguments.repeats):
-        servers: dict[str, list[list[torch.Tensor]]] = {name: [] for name in jobs}
         for side, context in (("local", nullcontext), ("ray", two_nodes)):
             with context():
                 for name, job in jobs.items():
-                    rate, cost, server = measure(job, arguments.rounds)
-                    rates[name][side].append(rate)
-                    costs[name][side].append(cost)
-                    servers[name].append(server)
-        for name, (one, other) in servers.items():
-            assert all(map(torch.equal, one, other)), name
-    print(f"{'':30}{'local':>8}{'ray':>8}{'share':>8}{'local CPU s':>14}{'ray CPU s':>12}")
-    for name, sides in rates.items():
-        share = statistics.median(ray / local for local, ray in zip(sides["local"], sides["ray"], strict=True))
-        local, other = (min(costs[name][side]) for side in ("local", "ray"))
-        print(f"{name:30}{max(sides['local']):8.2f}{max(sides['ray']):8.2f}{share:8.0%}{local:14.3f}{other:12.3f}")
+                    found[name][side].append(measure(job, arguments.rounds, travelled))
+        for name, sides in found.items():
+            assert all(map(torch.equal, sides["local"][-1].server, sides["ray"][-1].server)), name
+    titles = ("local", "ray", "share", "local CPU s", "ray CPU s", "kB out", "kB in", "checkpoint kB")
+    print(" " * 30 + "".join(f"{title:>15}" for title in titles))
+    for name, sides in found.items():
+        local, other = sides["local"], sides["ray"]
+        share = statistics.median(there.rate / here.rate for here, there in zip(local, other, strict=True))
+        rates = f"{max(each.rate for each in local):15.2f}{max(each.rate for each in other):15.2f}{share:15.0%}"
+        costs = f"{min(each.cpu for each in local):15.3f}{min(each.cpu for each in other):15.3f}"
+        print(f"{name:30}{rates}{costs}{other[-1].sent:15.1f}{other[-1].received:15.1f}{other[-1].checkpoint:15.1f}")
 
 
 if __name__ == "__main__":

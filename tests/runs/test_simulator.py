@@ -35,6 +35,7 @@ from personafl.runs.runner import prepare
 from personafl.runs.scoring import score, tune
 from personafl.runs.simulator import Federation, Simulation
 from personafl.runs.store import Store
+from personafl.runs.trainer import bound
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -142,7 +143,7 @@ def test_newcomers_are_as_if_each_began_alone(simulate: Any, method: str, draws:
     fed, down, clients = run.federation, run.down(), np.array([3, 4, 9])
     states = run.states(0, down, clients)
     for row, client in enumerate(clients.tolist()):
-        alone = run.cast(fed.algorithm.client.init(fed.problems[0], down, rng.generator(5, "init", client)))
+        alone = fed.cast(fed.algorithm.client.init(fed.problems[0], down, rng.generator(5, "init", client)))
         for path, leaf in tree.flatten(alone).items():
             assert torch.equal(tree.flatten(states)[path][row], leaf)
     assert all(leaf.is_contiguous() for leaf in tree.leaves(states))
@@ -163,9 +164,7 @@ def test_the_mean_is_the_one_by_hand(simulate: Any, weights: str, strategy: str)
     for client in cohort:
         data = gather(fed.data, np.array([client]), fed.algorithm.client.phases, 5, 0)
         states = run.states(0, down, np.array([client]))
-        _, up = Engine("sequential", 1).train(
-            simulator.bound(fed.algorithm.client.update, fed.problems[0]), down, states, data
-        )
+        _, up = Engine("sequential", 1).train(bound(fed.algorithm.client.update, fed.problems[0]), down, states, data)
         alone.append(tree.flatten(tree.take(up, 0)))
     share = sizes / sizes.sum() if weights == "examples" else np.full(5, 0.2)
     before = {path: leaf.clone() for path, leaf in down.model.items()}

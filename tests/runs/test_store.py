@@ -205,6 +205,15 @@ def test_a_client_with_another_layout(tmp_path: Path) -> None:
     assert same(Store(tmp_path / "states", 0, index).get(3), state(3, 1))
 
 
+def test_pieces_are_of_one_layout_and_of_so_many_bytes(tmp_path: Path) -> None:
+    """A row of float32 [4] has 8 + 16 bytes, one of [100] 8 + 400: of which not even one fits."""
+    store = Store(tmp_path / "states", 2**20)
+    store.put([0, 2, 4, 6, 8], {"w": torch.zeros(5, 4)})
+    store.put([1, 3], {"w": torch.zeros(2, 100)})
+    pieces = store.pieces(np.array([8, 6, 4, 3, 2, 1]), 71)
+    assert [piece.tolist() for piece in pieces] == [[8, 6], [4, 2], [3], [1]]
+
+
 def cached(path: Path) -> NDArray[np.bool_]:
     """Say which pages of a file are in the system's cache."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:

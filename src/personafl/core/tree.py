@@ -133,13 +133,15 @@ def where(condition: Tensor, a: T, b: T) -> T:
 
 
 def finite(stacked: Tree, count: int) -> Tensor:
-    """Return [count] booleans: which of the stacked entries have only finite numbers."""
+    """Return [count] booleans: which of the stacked entries have only finite numbers. Does not wait for a GPU."""
     rows = [leaf.reshape(count, math.prod(leaf.shape[1:])) for leaf in leaves(stacked) if leaf.is_floating_point()]
     if not rows:
         return torch.ones(count, dtype=torch.bool)
-    # One pass, and one wait for a device: a sum with inf or nan in it is inf or nan. A sum may also overflow.
-    good = torch.stack([row.sum(dim=1).isfinite() for row in rows]).all(0).cpu()
-    return good if good.all() else torch.stack([row.isfinite().all(dim=1) for row in rows]).all(0).cpu()
+    if not rows[0].is_cuda:  # one pass: a sum with inf or nan in it is inf or nan. A sum may also overflow.
+        good = torch.stack([row.sum(dim=1).isfinite() for row in rows]).all(0)
+        if good.all():
+            return good
+    return torch.stack([row.isfinite().all(dim=1) for row in rows]).all(0)
 
 
 def stack(trees: Sequence[T]) -> T:

@@ -54,8 +54,8 @@ class LocalClient:
         like = self._example if self.number not in self.state else for_returning(self._example)
         message = opened(broadcast, like, type(like))
         clients = np.array([self.number])
-        ((_, states, uploads),) = self.simulation.results(clients, message, round_)
-        update, state = tree.take(uploads, 0), tree.flatten(tree.take(states, 0))
+        ((_, done),) = self.simulation.results(clients, message, round_)
+        update, state = tree.take(done.uploads, 0), tree.flatten(tree.take(done.states, 0))
         check_declared(update, self._declared)
         kept = {path: leaf.cpu().contiguous() for path, leaf in state.items()}
         self.state.commit(Pending(round_, model, wire.encode(update), kept))

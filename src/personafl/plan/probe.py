@@ -208,13 +208,12 @@ def _timed(job: Job, folder: Path, most: int) -> Rounds:
         seconds.append(time.monotonic() - began)
         if len(done) > TIMED[0] and sum(seconds) > SECONDS:
             break
-    simulation.crew.close()
     later = done[1:] or done
     clients = _mean([each.clients for each in later])
     plain = job.federation.cloud is None and job.federation.buffer is None
     message = simulation.broadcast()
     again = wire.size(for_returning(message))
-    return Rounds(
+    rounds = Rounds(
         seconds=_mean(seconds[1:] or seconds),
         clients=clients,
         bytes_up=_mean([each.bytes_up for each in later]),
@@ -224,6 +223,8 @@ def _timed(job: Job, folder: Path, most: int) -> Rounds:
         keeps=any(simulation.has_model(client) for client in map(int, job.federation.data.seen)),
         held=len(simulation.store),
     )
+    simulation.crew.close()  # with states that are not here
+    return rounds
 
 
 def _state(simulation: Simulation) -> float:

@@ -36,10 +36,12 @@ from personafl.core.batches import Steps
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
+from personafl.runs.away import AwayStore
 from personafl.runs.buffer import Arrival, Buffer, BufferSection, Update, check_size
 from personafl.runs.engine import local_steps
 from personafl.runs.simulator import Federation, Round, Simulation
 from personafl.runs.store import Store
+from personafl.runs.trainer import Elsewhere
 
 __all__ = ["BufferedSimulation", "make_buffer"]
 
@@ -75,7 +77,7 @@ def make_buffer(section: BufferSection, data: FederatedData, algorithm: Algorith
 class Finished(NamedTuple):
     """What clients that train will have when they arrive, stacked: new states, uploads, and the bytes of those."""
 
-    states: Tree
+    states: Tree  # empty: they wait where the clients were trained
     uploads: Tree  # restored from compact forms
     bytes: Tensor
 
@@ -121,12 +123,17 @@ class BufferedSimulation(Simulation):
 
     def _start(self, starting: Clients, message: Tree, number: int) -> int:
         """Train clients that start now, for when they arrive; return the bytes they were sent."""
-        for clients, states, uploads in self.results(starting, message, number):
-            size = torch.full((len(clients),), wire.size_of_one(uploads), device=self._device)
-            dense = wire.dense_each(uploads)
+        for clients, done in self.results(starting, message, number):
+            size = torch.full((len(clients),), done.size, device=self._device)
+            states, dense = done.states, wire.dense_each(done.uploads)
             self._wait(clients, tree.flatten(Finished(states, dense, size)))
             self._upload = tree.take(dense, 0)
         return self._bytes_down(starting, message)
+
+    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
+        """Return the states that clients are trained from, if there are any and they are here."""
+        found = super()._begin_with(first, which, clients)
+        return found._replace(later=True) if isinstance(found, Elsewhere) else found
 
     def _wait(self, clients: Iterable[int], stacked: dict[str, Tensor]) -> None:
         for row, client in enumerate(clients):
@@ -137,29 +144,51 @@ class BufferedSimulation(Simulation):
     def _receive(self, event: Update) -> tuple[int, Reduced, Reduced]:
         """Keep the states of who arrived; return the bytes they sent, the discounted uploads, and the losses."""
         dropped = np.array(sorted(arrival.client for arrival in event.dropped), dtype=np.int64)
-        bytes_up = sum(self._arrive(which, clients)[0] for which, _, clients in self.groups(dropped))
+        bytes_up = sum(self._arrive(clients)[0] for _, _, clients in self.groups(dropped))
         joined: tuple[Reduced, Reduced] | None = None
         arrivals = {arrival.client: arrival for arrival in event.taken}
         arrived = np.array(sorted(arrivals), dtype=np.int64)
         # Chunks as the plain simulator has them, and so its order of sums.
-        for which, _, clients in self.groups(arrived, self._steps(arrived, event.number)):
-            size, uploads = self._arrive(which, clients)
+        for _, _, clients in self.groups(arrived, self._steps(arrived, event.number)):
+            size, uploads = self._arrive(clients)
             bytes_up += size
             part = self._reduced(uploads, clients, [arrivals[client] for client in clients.tolist()])
             joined = part if joined is None else (joined[0].plus(part[0]), joined[1].plus(part[1]))
         assert joined is not None  # a buffer has at least one upload
         return bytes_up, *joined
 
-    def _arrive(self, which: int, clients: Clients) -> tuple[int, Tree]:
+    def _arrive(self, clients: Clients) -> tuple[int, Tree]:
         """Keep the states of clients that arrive; return the bytes they sent, and their uploads, stacked."""
-        like = Finished(self.shape(which, self.down()), self._upload, torch.empty(0))
-        finished = tree.unflatten(like, _stacked([self._waiting.pop(int(client)) for client in clients]))
-        self._keep(clients, finished.states)
+        entries = [self._waiting.pop(int(client)) for client in clients]
+        self._keep_arrived(clients, entries)
+        like = Finished((), self._upload, torch.empty(0))
+        finished = tree.unflatten(like, _stacked(entries, tree.flatten(like)))
         return int(finished.bytes.sum()), finished.uploads
+
+    def _keep_arrived(self, clients: Clients, entries: list[dict[str, Tensor]]) -> None:
+        """Keep states of clients that arrive: those that wait here, and those that wait where they were trained."""
+        away = self._away(clients)
+        if isinstance(self.store, AwayStore):
+            self.store.arrive(clients[away])
+        here = [entry for entry, elsewhere in zip(entries, away, strict=True) if not elsewhere]
+        if here:
+            self._keep(clients[~away], _below("states", _stacked(here, here[0])))
+
+    def _away(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say which clients under way have their new states elsewhere."""
+        store = self.store
+        return store.has_later(clients) if isinstance(store, AwayStore) else np.zeros(len(clients), dtype=np.bool_)
+
+    def _recall(self, clients: Clients) -> None:
+        """Have the new states of clients under way here, as a checkpoint needs them."""
+        if isinstance(self.store, AwayStore):
+            for piece, stacked in self.store.recall(clients[self._away(clients)]):
+                for row, client in enumerate(piece.tolist()):
+                    self._waiting[client] |= {f"states/{path}": leaf[row].clone() for path, leaf in stacked.items()}
 
     def _reduced(self, uploads: Tree, clients: Clients, arrivals: list[Arrival]) -> tuple[Reduced, Reduced]:
         """Return Σ p_i·up_i/√(1 + s_i) with the weight Σ p_i; and the losses, which are not discounted."""
-        weights = self._weights(clients)
+        weights = self.federation.weighing(clients)
         factors = torch.tensor([self._buffer.factor(arrival.staleness) for arrival in arrivals], dtype=torch.float64)
         losses = reduce(uploads.loss, weights)
         return reduce(uploads, weights * factors.to(self._device))._replace(weight=losses.weight), losses
@@ -168,9 +197,11 @@ class BufferedSimulation(Simulation):
         """Return the server's state and what is under way."""
         waiting: dict[str, Tensor] = {}
         everyone = np.array(sorted(self._waiting), dtype=np.int64)
+        self._recall(everyone)
         for which in np.unique(self.federation.problem_of[everyone]).tolist():
             clients = everyone[self.federation.problem_of[everyone] == which]
-            stacked = _stacked([self._waiting[int(client)] for client in clients])
+            entries = [self._waiting[int(client)] for client in clients]
+            stacked = _stacked(entries, entries[0])
             waiting |= {f"{which}/{path}": leaf for path, leaf in stacked.items()}
             waiting[f"{which}/clients"] = torch.from_numpy(clients)
         return Saved(self.server, waiting)
@@ -187,5 +218,5 @@ def _below(prefix: str, named: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{prefix}/"): leaf for name, leaf in named.items() if name.startswith(f"{prefix}/")}
 
 
-def _stacked(entries: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {path: torch.stack([entry[path] for entry in entries]) for path in entries[0]}
+def _stacked(entries: list[dict[str, Tensor]], paths: Iterable[str]) -> dict[str, Tensor]:
+    return {path: torch.stack([entry[path] for entry in entries]) for path in paths}

@@ -22,10 +22,10 @@ import torch
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Problem, for_returning
 from personafl.core.batches import Data
-from personafl.core.tree import Tree
 from personafl.runs.engine import Engine, Strategy, gather
+from personafl.runs.federation import Federation
 from personafl.runs.files import atomic_write, read_json, write_json
-from personafl.runs.simulator import Federation, bound
+from personafl.runs.trainer import bound
 from personafl.runs.workers import one_thread
 
 __all__ = ["calibrated", "in_doubt", "measure"]
@@ -93,10 +93,10 @@ def measure(federation: Federation, which: int, memory: int, clock: Clock = time
     seen = federation.data.seen
     clients = seen[federation.problem_of[seen] == which][:_CLIENTS]
     start = federation.start or problem.net.init(rng.generator(federation.seed, "start"))
-    server = rule.server.init(problem, _cast(federation, start), federation.population)
+    server = rule.server.init(problem, federation.cast(start), federation.population)
     down = wire.dense(rule.server.broadcast(server))
     generators = (rng.generator(federation.seed, "init", client) for client in clients.tolist())
-    fresh = [_cast(federation, rule.client.init(problem, down, generator)) for generator in generators]
+    fresh = [federation.cast(rule.client.init(problem, down, generator)) for generator in generators]
     data = _first_steps(gather(federation.data, clients, rule.client.phases, federation.seed, 0))
     steps = len(clients) * max(1, sum(batches.rows.shape[1] for batches in data.phases.values()))
     work = bound(rule.client.update, problem), for_returning(down), tree.stack(fresh), data
@@ -117,10 +117,6 @@ def _first_steps(data: Data) -> Data:
         for name, batches in data.phases.items()
     }
     return data._replace(phases=phases)
-
-
-def _cast(federation: Federation, values: Tree) -> Tree:
-    return tree.map(lambda leaf: leaf.to(federation.data.device, federation.dtype), values)
 
 
 def _least(work: Callable[[], object], clock: Clock) -> float:

@@ -21,8 +21,9 @@ from personafl.data.federated import Ragged
 from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import Scores, try_personal, try_shared
 from personafl.runs.engine import gather, steps_of
-from personafl.runs.simulator import Simulation, bound
+from personafl.runs.simulator import Simulation
 from personafl.runs.store import Store
+from personafl.runs.trainer import bound
 
 __all__ = ["SHARES", "Scored", "score", "tune", "tuned_states"]
 

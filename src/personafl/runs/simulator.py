@@ -9,64 +9,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personafl.cloud.plan import Cloud
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, for_returning, reduce
+from personafl.core.algorithm import Empty, Problem, Reduced, for_returning, reduce
 from personafl.core.batches import Data
-from personafl.core.tree import Params, Tree
-from personafl.data.federated import FederatedData
+from personafl.core.tree import Tree
 from personafl.errors import Diverged
 from personafl.runs.ahead import Ahead
-from personafl.runs.buffer import Buffer
-from personafl.runs.cohort import Sampling, draw_cohort, draw_offline
-from personafl.runs.engine import Engine, gather, steps_of
+from personafl.runs.away import AwayStore
+from personafl.runs.cohort import draw_cohort, draw_offline
+from personafl.runs.engine import steps_of
+from personafl.runs.federation import Federation
 from personafl.runs.store import Store
-from personafl.runs.workers import Count, WorkerFailed, crew_for
+from personafl.runs.trainer import Chunk, Done, Elsewhere, Trainer
+from personafl.runs.workers import WorkerFailed, crew_for
 
-__all__ = ["Chunk", "Federation", "Round", "Simulation", "Trained", "bound"]
+__all__ = ["Federation", "Round", "Simulation", "Trained"]
 
-Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Federation:
-    """Who learns what, how: all that decides the numbers of a run."""
-
-    algorithm: Algorithm
-    data: FederatedData
-    problems: tuple[Problem, ...]  # all with the same `net`
-    problem_of: Clients  # [clients] which problem each one solves
-    engines: tuple[Engine, ...]  # one per problem
-    seed: int
-    cohort: int
-    sampling: Sampling
-    weights: Weights
-    dtype: torch.dtype
-    start: Params | None = None  # of the shared model; None: drawn
-    offline: int | float = 0  # clients of a server that train without contact in a round: a count, or a share of all
-    cloud: Cloud | None = None  # several servers; None: one, that draws its cohorts
-    buffer: Buffer | None = None  # that server does not wait for everyone; None: it does
-    workers: Count = 1  # processes that train
-
-    @property
-    def population(self) -> float:
-        """The weight of all clients that may take part."""
-        return self.weight_of(self.data.seen)
-
-    def weight_of(self, clients: Clients) -> float:
-        """Return how much clients weigh together."""
-        return float(self.weights_of(clients).sum())
-
-    def weights_of(self, clients: Clients) -> Clients:
-        """Return how much each client weighs."""
-        return self.data.train.sizes_of(clients) if self.weights == "examples" else np.ones_like(clients)
 
 
 @dataclass(frozen=True)
@@ -98,46 +63,20 @@ class Trained(NamedTuple):
     bytes_up: int
 
 
-class Chunk(NamedTuple):
-    """Clients of one problem that are to be trained for a round."""
-
-    problem: int
-    clients: Clients
-    round: int
-    down: Tree
-    states: Tree  # stacked
-    data: Data | None = None  # if it was drawn before
-
-
-def train_chunk(federation: Federation, chunk: Chunk) -> tuple[Tree, Tree]:
-    """Train clients; return their new states and their uploads, stacked."""
-    rule, engine = federation.algorithm.client, federation.engines[chunk.problem]
-    data = chunk.data or _drawn(federation, chunk.clients, chunk.round)
-    trained: tuple[Tree, Tree] = engine.train(
-        bound(rule.update, federation.problems[chunk.problem]), chunk.down, chunk.states, data
-    )
-    return trained
-
-
-def _drawn(federation: Federation, clients: Clients, number: int) -> Data:
-    """Return the batches of clients for a round."""
-    return gather(federation.data, clients, federation.algorithm.client.phases, federation.seed, number)
-
-
 class Simulation:
     """A federation in progress: the server's state and every client's."""
 
     def __init__(self, federation: Federation, store: Store, server_bytes: bytes | None = None) -> None:
         self.federation = federation
-        self.store = store
+        self._trainer = Trainer(federation)
+        self.crew = crew_for(self._trainer, federation.workers)
+        self.store = self.crew.stored(store, federation.data.clients)
         self.homes = np.zeros(federation.data.clients, dtype=np.int64)  # [clients] whose model each one receives
-        self.crew = crew_for(functools.partial(train_chunk, federation), federation.workers)
         self._device = federation.data.device
         self.server = self._begin()
-        self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
         self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
         self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
-        self._ahead = Ahead(functools.partial(_drawn, federation))
+        self._ahead = Ahead(self._trainer.drawn)
         if server_bytes is not None:
             self._restore(server_bytes)
 
@@ -159,7 +98,7 @@ class Simulation:
         """Return the fresh state of a server for clients of this weight."""
         fed = self.federation
         start = fed.start or fed.problems[0].net.init(rng.generator(fed.seed, "start"))
-        return _plain(fed.algorithm.server.init(fed.problems[0], self.cast(start), population))
+        return _plain(fed.algorithm.server.init(fed.problems[0], fed.cast(start), population))
 
     def step(self, number: int) -> Round:
         """Run one round."""
@@ -187,44 +126,48 @@ class Simulation:
 
     def _train(self, cohort: Clients, message: Tree, number: int) -> Trained:
         """Train clients of one server for a round, keep their states and join their uploads."""
-        bytes_down = self._bytes_down(cohort, message)
-        bytes_up = 0
-
-        def uploaded() -> Iterator[tuple[Clients, Tree]]:
-            nonlocal bytes_up
-            for clients, states, uploads in self.results(cohort, message, number):
-                self._keep(clients, states)
-                bytes_up += wire.size_of_one(uploads) * len(clients)
-                yield clients, wire.dense_each(uploads)
-
-        joined = self.joined(uploaded())
+        bytes_down, bytes_up = self._bytes_down(cohort, message), 0
+        joined: Reduced | None = None
+        for clients, done in self.results(cohort, message, number, join=True):
+            self._keep(clients, done.states)
+            bytes_up += done.size * len(clients)
+            joined = done.uploads if joined is None else joined.plus(done.uploads)
         return Trained(joined, bytes_down, bytes_up)
 
     def joined(self, chunks: Iterable[tuple[Clients, Tree]]) -> Reduced | None:
         """Join the dense uploads of chunks of clients, stacked, in order; None if there is none."""
         joined: Reduced | None = None
         for clients, uploads in chunks:
-            part = reduce(uploads, self._weights(clients))
+            part = reduce(uploads, self.federation.weighing(clients))
             joined = part if joined is None else joined.plus(part)
         return joined
 
-    def results(self, cohort: Clients, message: Tree, number: int) -> Iterator[tuple[Clients, Tree, Tree]]:
-        """Train clients for a round, and yield chunks of them with their new states and their uploads, stacked."""
-        first, down = wire.dense(message), wire.dense(for_returning(message))
+    def results(
+        self, cohort: Clients, message: Tree, number: int, *, join: bool = False
+    ) -> Iterator[tuple[Clients, Done]]:
+        """Train clients for a round, and yield chunks of them with what became of them; `join`: with uploads joined."""
+        first, again = wire.dense(message), for_returning(message)
+        down = first if again is message else wire.dense(again)
         chunks = [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
+        begin = functools.partial(self._begin_with, first)
         tasks = (
-            Chunk(which, clients, number, down, self.states(which, first, clients), self._ahead.take(clients, number))
+            Chunk(which, clients, number, down, begin(which, clients), join, self._ahead.take(clients, number))
             for which, clients in chunks
         )
         results: Iterator[Any] = zip(chunks, self.crew.map(tasks), strict=True)
         if self._device.type == "cuda":
             results = self._ahead.handed_on(results, number, lambda: self._first_of_next(number))
         try:
-            for (_, clients), (states, uploads) in results:
-                self.check(f"round {number + 1}: training", clients, (states, uploads))
-                yield clients, states, uploads
+            for (_, clients), done in results:
+                self._check_finite(f"round {number + 1}: training", clients, done.finite)
+                yield clients, done
         except WorkerFailed as error:
             raise WorkerFailed(f"{self._named(chunks[error.task][1])}: {error}", error.task) from error
+
+    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
+        """Return the states that clients are trained from, if there are any and they are here."""
+        kept = isinstance(self.store, AwayStore) and tree.leaves(self.shape(which, first))
+        return Elsewhere(first, later=False) if kept else self.states(which, first, clients)
 
     def _first_of_next(self, number: int) -> Clients | None:
         """Return the first chunk of the round after this one, if its cohort is known and its samples are there."""
@@ -244,9 +187,6 @@ class Simulation:
         again = wire.size(for_returning(message))
         return again * len(cohort) + (wire.size(message) - again) * newcomers
 
-    def _weights(self, clients: Clients) -> torch.Tensor:
-        return tree.on(self._device, self.federation.weights_of(clients))
-
     def _offline(self, members: Clients, active: Clients, number: int) -> Clients:
         """Return which members of a server train without contact: of those not active, some that were in contact."""
         fed = self.federation
@@ -261,7 +201,7 @@ class Simulation:
         for which, server, clients in self.groups(chosen):
             offline: Any = rule.offline  # type: ignore[attr-defined]  # an optional method of rules
             problem, states = fed.problems[which], self.states(which, self.down(server), clients)
-            data = _drawn(fed, clients, number)
+            data = self._trainer.drawn(clients, number)
             states = fed.engines[which].train(_alone(offline, problem), Empty(), states, data)
             self.check(f"round {number + 1}: offline training", clients, states)
             self._keep(clients, states)
@@ -295,36 +235,11 @@ class Simulation:
 
     def states(self, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""
-        shape = self.shape(which, down)
-        if not tree.leaves(shape):
-            return shape
-        known = self.store.has(clients)
-        stacks = [self.store.take(clients[known])] if known.any() else []
-        if not known.all():
-            stacks.append(tree.flatten(self._fresh(which, down, clients[~known])))
-        if len(stacks) == 1:
-            return tree.unflatten(shape, {path: leaf.to(self._device) for path, leaf in stacks[0].items()})
-        order = torch.from_numpy(np.argsort(np.argsort(~known, kind="stable")))  # known ones are first in the stacks
-        joined = {path: torch.cat([stack[path].to(self._device) for stack in stacks]) for path in stacks[0]}
-        return tree.unflatten(shape, {path: leaf[order.to(self._device)] for path, leaf in joined.items()})
-
-    def _fresh(self, which: int, down: Tree, clients: Clients) -> Tree:
-        """Return the stacked states of newcomers; where a rule draws nothing, all are as the first."""
-        fed, states = self.federation, []
-        for client in clients.tolist():
-            generator = rng.generator(fed.seed, "init", client)
-            before = generator.get_state()
-            states.append(self.cast(fed.algorithm.client.init(fed.problems[which], down, generator)))
-            if torch.equal(generator.get_state(), before):
-                return tree.map(lambda leaf: leaf.repeat(len(clients), *[1] * leaf.ndim), states[0])
-        return tree.stack(states)
+        return self._trainer.states(self.store, which, down, clients)
 
     def shape(self, which: int, down: Tree) -> Tree:
         """Return a state of the problem's clients, for its structure."""
-        if which not in self._shapes:
-            problem = self.federation.problems[which]
-            self._shapes[which] = self.federation.algorithm.client.init(problem, down, rng.generator("shape"))
-        return self._shapes[which]
+        return self._trainer.shape(which, down)
 
     def has_model(self, client: int) -> bool:
         """Say whether a client has a personal model in its state; a state may be only a dual, or what is late."""
@@ -347,13 +262,12 @@ class Simulation:
         if flat:
             self.store.put(clients, flat)
 
-    def cast(self, values: Tree) -> Tree:
-        """Move fresh parameters to the run's device and precision."""
-        return tree.map(lambda leaf: leaf.to(self._device, self.federation.dtype), values)
-
     def check(self, what: str, clients: Clients, result: Tree) -> None:
         """Fail if what was computed for clients, stacked, is not finite."""
-        good = tree.finite(result, len(clients)).numpy()
+        self._check_finite(what, clients, tree.finite(result, len(clients)))
+
+    def _check_finite(self, what: str, clients: Clients, finite: torch.Tensor) -> None:
+        good = finite.cpu().numpy()
         if not good.all():
             named = self._named(clients[~good])
             raise Diverged(f"{what} gave non-finite numbers for {named}; lower training.lr or set training.clip")
@@ -373,16 +287,6 @@ class Simulation:
 def _plain(state: Tree) -> Tree:
     """Lay tensors out in memory as a checkpoint restores them: kernels may round other layouts differently."""
     return tree.map(torch.Tensor.contiguous, state)
-
-
-def bound(rule: Any, problem: Problem) -> Any:
-    """Return a client rule's function for one problem: (down, state, data) -> …"""
-
-    @functools.wraps(rule)
-    def function(down: Tree, state: Tree, data: Data) -> Any:
-        return rule(problem, down, state, data)
-
-    return function
 
 
 def _alone(rule: Any, problem: Problem) -> Any:

@@ -43,9 +43,9 @@ class Slab:
         sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in layout]
         ends = (_OWNER.stop + np.cumsum(sizes)).tolist()
         self._places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]  # of the leaves in a row
-        self._row_bytes: int = ends[-1]
+        self.row_bytes: int = ends[-1]
         if rows:
-            reserve(path, rows * self._row_bytes)
+            reserve(path, rows * self.row_bytes)
         self._map()
         self.free: Rows = np.arange(len(self), dtype=np.int32)
 
@@ -55,14 +55,14 @@ class Slab:
     @property
     def bytes(self) -> int:
         """The size of the file."""
-        return len(self) * self._row_bytes
+        return len(self) * self.row_bytes
 
     def allot(self, count: int) -> Rows:
         """Return free rows, which are no longer free; where there are too few, the file grows."""
         if count > len(self.free):
             before = len(self)
             after = max(before + count - len(self.free), before * 5 // 4)
-            reserve(self.path, after * self._row_bytes)
+            reserve(self.path, after * self.row_bytes)
             self._map()
             self.free = np.concatenate([self.free, np.arange(before, after, dtype=np.int32)])
         rows, self.free = self.free[:count], self.free[count:]
@@ -86,8 +86,8 @@ class Slab:
     def prefetch(self, rows: Rows) -> None:
         """Have the system begin to read rows, and do not wait for it."""
         for row in rows.tolist():
-            begin = row * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_WILLNEED, begin, (row + 1) * self._row_bytes - begin)
+            begin = row * self.row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            self._memory.madvise(mmap.MADV_WILLNEED, begin, (row + 1) * self.row_bytes - begin)
 
     def let_go(self) -> None:
         """Leave what is mapped to the system, which keeps it in its cache as long as it likes."""
@@ -102,8 +102,8 @@ class Slab:
     def _map(self) -> None:
         with open(self.path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        count = len(self._memory) // self._row_bytes
-        self._rows: Bytes = np.frombuffer(self._memory, np.uint8, count * self._row_bytes).reshape(count, -1)
+        count = len(self._memory) // self.row_bytes
+        self._rows: Bytes = np.frombuffer(self._memory, np.uint8, count * self.row_bytes).reshape(count, -1)
 
 
 def _as_bytes(leaf: Tensor) -> Bytes:

@@ -11,7 +11,8 @@ crash leaves rows that nobody refers to, which are free at the next start. Clien
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,69 @@ from personafl.errors import BadInput
 from personafl.runs.files import atomic_write, storage
 from personafl.runs.slab import Clients, Entry, Layout, Slab, layout_of
 
-__all__ = ["Store"]
+__all__ = ["States", "Store"]
 
 # Where a client's state is (slab 0: nowhere), and the first index that refers to that row.
 _PLACE = np.dtype([("slab", np.int32), ("row", np.int32), ("index", np.int32)])
 
 
-class Store:
+class States(ABC):
     """Keeps one flattened state per client.
 
     `put` and `take` several by client number; `flush` makes all states durable and returns the number of the index, to
     put into a checkpoint; `collect` frees what that checkpoint, once it is committed, no longer needs.
+    """
+
+    def __contains__(self, client: int) -> bool:
+        known: bool = self.has(np.array([client])).item()
+        return known
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def get(self, client: int) -> Entry:
+        """Return a client's state."""
+        return {path: leaf[0] for path, leaf in self.take(np.array([client])).items()}
+
+    @property
+    @abstractmethod
+    def clients(self) -> Clients:
+        """The clients that have a state, ascending."""
+
+    @abstractmethod
+    def has(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say which clients have a state."""
+
+    @abstractmethod
+    def take(self, clients: Clients) -> Entry:
+        """Return the states of clients that have one, all of one layout, stacked."""
+
+    @abstractmethod
+    def put(self, clients: Sequence[int] | Clients, stacked: Entry) -> None:
+        """Replace the states of several clients, given stacked."""
+
+    @abstractmethod
+    def prefetch(self, clients: Clients) -> None:
+        """Begin to read the states of clients that will be taken soon."""
+
+    @abstractmethod
+    def flush(self) -> int:
+        """Make all states durable and return the number of the index that has them; 0: there are none."""
+
+    @abstractmethod
+    def collect(self) -> None:
+        """Free what the last index does not refer to; call it after that index is committed."""
+
+
+class Store(States):
+    """Keeps states in files of a directory.
 
     Slabs larger than the budget together are in memory only while they are used; the system caches them as it can.
     """
 
     def __init__(self, directory: Path, budget: int, index: int = 0) -> None:
         self._directory = directory
-        self._budget = budget
+        self.budget = budget
         self._index = index
         self._places: NDArray[Any] = np.zeros(0, dtype=_PLACE)  # [clients up to the last one known]
         self._slabs: dict[int, Slab] = {}
@@ -55,13 +101,6 @@ class Store:
             self._open()
         self.collect()
 
-    def __contains__(self, client: int) -> bool:
-        known: bool = self.has(np.array([client])).item()
-        return known
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
     @property
     def clients(self) -> Clients:
         """The clients that have a state, ascending."""
@@ -71,10 +110,6 @@ class Store:
         """Say which clients have a state."""
         known: NDArray[np.bool_] = self._at(clients)["slab"] > 0
         return known
-
-    def get(self, client: int) -> Entry:
-        """Return a client's state."""
-        return {path: leaf[0] for path, leaf in self.take(np.array([client])).items()}
 
     def take(self, clients: Clients) -> Entry:
         """Return the states of clients that have one, all of one layout, stacked."""
@@ -97,6 +132,14 @@ class Store:
         self._slabs[which].put(self._places["row"][numbers], numbers, stacked)
         self._changed = True
         self._keep_to_budget()
+
+    def pieces(self, clients: Clients, most: int) -> Iterator[Clients]:
+        """Cut clients that have a state into pieces of one layout and of at most so many bytes, or of one client."""
+        places = self._at(clients)
+        for which in np.unique(places["slab"]).tolist():
+            alike = clients[places["slab"] == which]
+            width = max(1, most // self._slabs[which].row_bytes)
+            yield from (alike[start : start + width] for start in range(0, len(alike), width))
 
     def prefetch(self, clients: Clients) -> None:
         """Begin to read the states of clients that will be taken soon."""
@@ -128,7 +171,7 @@ class Store:
 
     @property
     def _over_budget(self) -> bool:
-        return sum(slab.bytes for slab in self._slabs.values()) > self._budget
+        return sum(slab.bytes for slab in self._slabs.values()) > self.budget
 
     def _keep_to_budget(self) -> None:
         if self._over_budget:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from personafl.errors import PersonaError
+from personafl.runs.store import States, Store
 
 __all__ = ["Count", "Crew", "Hands", "Work", "WorkerFailed", "cores", "crew_for", "done_by", "elsewhere", "one_thread"]
 
@@ -59,11 +60,14 @@ def cores() -> int:
 class Hands(Protocol):
     """Who does tasks, wherever that is."""
 
+    def stored(self, store: Store, clients: int) -> States:
+        """Return the store of a simulation of so many clients, with the states that stay where these work."""
+
     def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Yield the result of each task, in the tasks' order."""
 
     def close(self) -> None:
-        """End what was started for it; a later task starts it again."""
+        """End what was started for it, with the states that are there; a later task starts it again."""
 
 
 class Crew:
@@ -78,6 +82,10 @@ class Crew:
         self._count = cores() if count == "auto" else count
         self._worth = count != "auto"
         self._pool: _Pool | None = None
+
+    def stored(self, store: Store, clients: int) -> Store:
+        """Return the store itself: states come with the tasks, and new ones with the results."""
+        return store
 
     def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Yield the result of each task, in the tasks' order."""

@@ -1,0 +1,67 @@
+"""What a run is about: who learns what, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.cloud.plan import Cloud
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.tree import Params, Tree
+from personafl.data.federated import FederatedData
+from personafl.runs.buffer import Buffer
+from personafl.runs.cohort import Sampling
+from personafl.runs.engine import Engine
+from personafl.runs.workers import Count
+
+__all__ = ["Federation"]
+
+Weights = Literal["examples", "uniform"]
+Clients = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who learns what, how: all that decides the numbers of a run."""
+
+    algorithm: Algorithm
+    data: FederatedData
+    problems: tuple[Problem, ...]  # all with the same `net`
+    problem_of: Clients  # [clients] which problem each one solves
+    engines: tuple[Engine, ...]  # one per problem
+    seed: int
+    cohort: int
+    sampling: Sampling
+    weights: Weights
+    dtype: torch.dtype
+    start: Params | None = None  # of the shared model; None: drawn
+    offline: int | float = 0  # clients of a server that train without contact in a round: a count, or a share of all
+    cloud: Cloud | None = None  # several servers; None: one, that draws its cohorts
+    buffer: Buffer | None = None  # that server does not wait for everyone; None: it does
+    workers: Count = 1  # processes that train
+
+    def cast(self, values: Tree) -> Tree:
+        """Move fresh parameters to the run's device and precision."""
+        return tree.map(lambda leaf: leaf.to(self.data.device, self.dtype), values)
+
+    @property
+    def population(self) -> float:
+        """The weight of all clients that may take part."""
+        return self.weight_of(self.data.seen)
+
+    def weight_of(self, clients: Clients) -> float:
+        """Return how much clients weigh together."""
+        return float(self.weights_of(clients).sum())
+
+    def weights_of(self, clients: Clients) -> Clients:
+        """Return how much each client weighs."""
+        return self.data.train.sizes_of(clients) if self.weights == "examples" else np.ones_like(clients)
+
+    def weighing(self, clients: Clients) -> torch.Tensor:
+        """Return the same where clients are computed with."""
+        return tree.on(self.data.device, self.weights_of(clients))
