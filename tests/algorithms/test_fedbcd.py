@@ -20,8 +20,9 @@ from personafl.core.schedule import Exponential
 from personafl.errors import BadInput
 from personafl.runs.cohort import draw_cohort, draw_offline
 from personafl.runs.engine import Engine, gather
-from personafl.runs.simulator import Simulation, bound
+from personafl.runs.simulator import Simulation
 from personafl.runs.store import Store
+from personafl.runs.trainer import bound
 from personafl.testing import make_case
 
 CLIENTS = range(3)

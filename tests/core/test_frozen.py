@@ -20,7 +20,7 @@ from personafl.core.net import Net
 from personafl.core.optim import Adaptive, Sgd
 from personafl.models import convolutional, personal_split, zoo
 from personafl.runs.engine import Strategy, gather
-from personafl.runs.simulator import bound
+from personafl.runs.trainer import bound
 from personafl.testing import Case, make_case
 
 SHAPE = (1, 16, 16)

@@ -27,7 +27,7 @@ from personafl.core.optim import Sgd
 from personafl.data.config import DataConfig, Dirichlet, Quantity
 from personafl.errors import Diverged
 from personafl.evaluate.score import Scores
-from personafl.runs import simulator
+from personafl.runs import simulator, trainer
 from personafl.runs.cohort import draw_cohort
 from personafl.runs.engine import Engine, gather
 from personafl.runs.rundir import RunDirectory
@@ -180,13 +180,13 @@ def test_the_mean_is_the_one_by_hand(simulate: Any, weights: str, strategy: str)
 def test_bytes_are_those_of_the_messages(simulate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encode every message of every client of three rounds and add up the lengths."""
     up: list[int] = []
-    real = simulator.reduce
+    real = trainer.reduce
 
     def spy(uploads: Any, weights: Tensor) -> Any:
         up.extend(len(wire.encode(tree.take(uploads, row))) for row in range(len(weights)))
         return real(uploads, weights)
 
-    monkeypatch.setattr(simulator, "reduce", spy)
+    monkeypatch.setattr(trainer, "reduce", spy)
     run = simulate(federation("ditto", engine=Engine("stacked", 2)))
     for number in range(3):
         up.clear()
