@@ -67,6 +67,7 @@ def main(name: str, work_name: str, method: str, cores: str, size: str = "") -> 
             with contextlib.redirect_stdout(sys.stderr):
                 small.round()
             torch.save({key: value.clone() for key, value in small.result().items()}, arguments[0])
+            getattr(small, "close", lambda: None)()
             answer()
         else:
             if timed is None:
@@ -74,6 +75,7 @@ def main(name: str, work_name: str, method: str, cores: str, size: str = "") -> 
             begin = time.perf_counter()
             timed.round()
             answer(seconds=time.perf_counter() - begin)
+    getattr(timed, "close", lambda: None)()
     return None
 
 

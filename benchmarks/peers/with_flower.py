@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from flwr.client import ClientApp, NumPyClient
 from flwr.common import Context, ndarrays_to_parameters, parameters_to_ndarrays
@@ -53,9 +54,12 @@ class _Waiting(FedAvg):  # type: ignore[misc]
         everyone = {"min_fit_clients": clients, "min_available_clients": clients}  # they are there one after the other
         super().__init__(fraction_evaluate=0.0, min_evaluate_clients=0, initial_parameters=start, **everyone)
         self.asked, self.answered, self.latest = threading.Semaphore(0), threading.Semaphore(0), start
+        self.over = False
 
     def configure_fit(self, *arguments: Any, **named: Any) -> Any:
         self.asked.acquire()
+        if self.over:
+            raise SystemExit  # the way out of a simulation before its last round
         return super().configure_fit(*arguments, **named)
 
     def aggregate_fit(self, *arguments: Any, **named: Any) -> Any:
@@ -83,13 +87,20 @@ class Flower:
             return ServerAppComponents(strategy=self.strategy, config=ServerConfig(num_rounds=10**6))
 
         backend = {"init_args": {"num_cpus": workers}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-        run = threading.Thread(
+        self.thread = threading.Thread(
             target=run_simulation,
             args=(ServerApp(server_fn=server), ClientApp(client_fn=client), len(clients)),
             kwargs={"backend_config": backend},
             daemon=True,
         )
-        run.start()
+        self.thread.start()
+
+    def close(self) -> None:
+        """End the simulation: another one in this process would wait for its workers."""
+        self.strategy.over = True
+        self.strategy.asked.release()
+        self.thread.join()
+        ray.shutdown()
 
     def round(self) -> None:
         self.strategy.asked.release()
