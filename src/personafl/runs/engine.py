@@ -31,7 +31,6 @@ __all__ = ["Engine", "Strategy", "gather", "local_steps", "paces", "steps_of"]
 Strategy = Literal["stacked", "sequential"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
 _CACHED = 2**23  # bytes of stacked weights that a processor's cache holds from one step to the next
-_ALONE = 2  # clients of a chunk that are trained one by one anyway: so there are chunks for all worker processes
 _LEAST_WORK = 2**19  # parameters of stacked clients at which a step's arithmetic takes longer than calling it
 
 
@@ -80,7 +79,7 @@ class Engine:
         alone = strategy == "sequential"
         return cls(
             "sequential" if alone else "stacked",
-            min(chunk, _ALONE if alone else 1024),
+            1 if alone else min(chunk, 1024),  # one: so there are chunks for all worker processes
             least,
             Graphs() if strategy == "graphs" else None,
             bfloat16,

@@ -25,6 +25,7 @@ from personafl.runs.away import AwayStore
 from personafl.runs.cohort import draw_cohort, draw_offline
 from personafl.runs.engine import steps_of
 from personafl.runs.federation import Federation
+from personafl.runs.spread import in_order, longest_first
 from personafl.runs.store import Store
 from personafl.runs.trainer import Chunk, Done, Elsewhere, Trainer
 from personafl.runs.workers import WorkerFailed, crew_for
@@ -32,6 +33,8 @@ from personafl.runs.workers import WorkerFailed, crew_for
 __all__ = ["Federation", "Round", "Simulation", "Trained"]
 
 Clients = NDArray[np.int64]
+_WAITING = 16  # chunks that may wait for an earlier one,
+_ROOM = 2**28  # and the bytes that they may take
 
 
 @dataclass(frozen=True)
@@ -149,12 +152,13 @@ class Simulation:
         first, again = wire.dense(message), for_returning(message)
         down = first if again is message else wire.dense(again)
         chunks = [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
+        order = self._begun_order(chunks, number)
         begin = functools.partial(self._begin_with, first)
         tasks = (
             Chunk(which, clients, number, down, begin(which, clients), join, self._ahead.take(clients, number))
-            for which, clients in chunks
+            for which, clients in map(chunks.__getitem__, order)
         )
-        results: Iterator[Any] = zip(chunks, self.crew.map(tasks), strict=True)
+        results: Iterator[Any] = zip(chunks, in_order(order, self.crew.map(tasks)), strict=True)
         if self._device.type == "cuda":
             results = self._ahead.handed_on(results, number, lambda: self._first_of_next(number))
         try:
@@ -162,7 +166,16 @@ class Simulation:
                 self._check_finite(f"round {number + 1}: training", clients, done.finite)
                 yield clients, done
         except WorkerFailed as error:
-            raise WorkerFailed(f"{self._named(chunks[error.task][1])}: {error}", error.task) from error
+            task = order[error.task]
+            raise WorkerFailed(f"{self._named(chunks[task][1])}: {error}", task) from error
+
+    def _begun_order(self, chunks: list[tuple[int, Clients]], number: int) -> list[int]:
+        """Return in which order chunks are begun: where there are workers, so that these end together."""
+        if self.federation.workers == 1:
+            return list(range(len(chunks)))
+        largest = max(problem.net.parameters for problem in self.federation.problems)
+        steps = [int(self._steps(clients, number).sum()) for _, clients in chunks]
+        return longest_first(steps, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
     def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
         """Return the states that clients are trained from, if there are any and they are here."""
