@@ -195,16 +195,19 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def uploaded(simulation: Simulation, clients: NDArray[np.int64]) -> int:
-    """Return the bytes of joined uploads: of each chunk sums of models, losses and weights; of each client a flag."""
-    model = sum(leaf.numel() for leaf in tree.leaves(simulation.broadcast()))
-    return len(list(simulation.groups(clients))) * 8 * (model + 1 + 1) + len(clients)
+    """Return the bytes of uploads: of a client its model, loss and a flag; of larger chunks sums, and a weight."""
+    numbers = sum(leaf.numel() for leaf in tree.leaves(simulation.broadcast())) + 1
+    chunks = [len(chunk) for _, _, chunk in simulation.groups(clients)]
+    return sum(4 * size * numbers if size < 3 else 8 * (numbers + 1) for size in chunks) + len(clients)
 
 
 @installed
 @pytest.mark.usefixtures("connection")
-def test_states_stay_on_the_nodes_until_someone_reads_them(tmp_path: Path) -> None:
-    """Ditto's state and broadcast are a model each; what a chunk uploads is joined, see `uploaded`."""
-    job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto", "federation.cohort=7"])))
+@pytest.mark.parametrize("strategy", ["sequential", "stacked"])
+def test_states_stay_on_the_nodes_until_someone_reads_them(strategy: str, tmp_path: Path) -> None:
+    """Ditto's state and broadcast are a model each."""
+    changes = ["method.name=ditto", "federation.cohort=7", f"engine.strategy={strategy}"]
+    job = prepare(Recipe.parse(apply_overrides(RECIPE, changes)))
     simulation = make_simulation(job.federation, Store(tmp_path / "states", 2**20))
     clients = job.federation.data.seen
     model = sum(leaf.nbytes for leaf in tree.leaves(simulation.broadcast()))

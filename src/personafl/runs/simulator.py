@@ -134,7 +134,8 @@ class Simulation:
         for clients, done in self.results(cohort, message, number, join=True):
             self._keep(clients, done.states)
             bytes_up += done.size * len(clients)
-            joined = done.uploads if joined is None else joined.plus(done.uploads)
+            part = self._trainer.joined(done.uploads, clients)
+            joined = part if joined is None else joined.plus(part)
         return Trained(joined, bytes_down, bytes_up)
 
     def joined(self, chunks: Iterable[tuple[Clients, Tree]]) -> Reduced | None:

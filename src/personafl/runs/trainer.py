@@ -19,6 +19,8 @@ from personafl.runs.slab import Clients, Entry
 
 __all__ = ["Chunk", "Done", "Elsewhere", "Known", "Trainer", "bound"]
 
+_SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
+
 
 class Elsewhere(NamedTuple):
     """In place of states that are where the clients are trained, and stay there."""
@@ -35,7 +37,7 @@ class Chunk(NamedTuple):
     round: int
     down: Tree
     states: Tree | Elsewhere  # stacked
-    join: bool = False  # whether uploads are joined where clients are trained
+    join: bool = False  # whether uploads are joined where clients are trained, if that is less to send
     data: Data | None = None  # if it was drawn before
 
 
@@ -73,9 +75,15 @@ class Trainer:
         update = bound(rule.update, fed.problems[chunk.problem])
         states, uploads = engine.train(update, chunk.down, chunk.states, data)
         finite, size = tree.finite((states, uploads), len(chunk.clients)), wire.size_of_one(uploads)
-        if chunk.join:
-            uploads = reduce(wire.dense_each(uploads), fed.weighing(chunk.clients))
+        if chunk.join and len(chunk.clients) > _SMALLER:
+            uploads = self.joined(uploads, chunk.clients)
         return Done(states, uploads, size, finite)
+
+    def joined(self, uploads: Tree | Reduced, clients: Clients) -> Reduced:
+        """Return the uploads of clients, joined if they are not yet."""
+        if isinstance(uploads, Reduced):
+            return uploads
+        return reduce(wire.dense_each(uploads), self._federation.weighing(clients))
 
     def drawn(self, clients: Clients, number: int) -> Data:
         """Return the batches of clients for a round."""
