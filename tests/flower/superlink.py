@@ -72,15 +72,30 @@ class Deployment:
         self._start("superlink", "flower-superlink", *words, *more)
         self.until(lambda: "Uvicorn running" in self.log("superlink"))
 
-    def start_node(self, number: int, key: str | None = None) -> None:
-        """Start the node of a client; if it has a key, that is its name."""
+    def start_node(self, number: int, key: str | None = None, port: int | None = None) -> None:
+        """Start the node of a client; if it has a key, that is its name. `port`: if it is not the SuperLink's own."""
         state = self.folder / "nodes" / key if key else self.state(number)
         data = self.folder / "dealt" / f"device-{number}.safetensors"
         config = f'client={number} data="{data}" state="{state}"'
-        words = ["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", self.files.authority]
+        words = ["--superlink", f"127.0.0.1:{port or self.port}", "--root-certificates", self.files.authority]
         words += ["--auth-supernode-private-key", self.folder / key] if key else []
         words += ["--port", free_port(), "--node-config", config]
         self._start(key or f"node-{number}", "flower-supernode", *words)
+
+    def start_nginx(self, server: str) -> None:
+        """Start nginx with a server of the documentation."""
+        paths = (f"{kind}_path {self.folder / kind};" for kind in ("client_body_temp", "proxy_temp", "fastcgi_temp"))
+        more = (f"{kind}_path {self.folder / kind};" for kind in ("uwsgi_temp", "scgi_temp"))
+        http = f"http {{ access_log off; {' '.join([*paths, *more])} {server} }}"
+        top = f"daemon off; pid {self.folder / 'nginx.pid'}; error_log stderr; events {{}}"
+        (self.folder / "nginx.conf").write_text(f"{top}\n{http}\n")
+        with (self.folder / "nginx.log").open("ab") as log:
+            self.living["nginx"] = subprocess.Popen(
+                ["nginx", "-c", str(self.folder / "nginx.conf"), "-p", str(self.folder)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def make_key(self, name: str) -> None:
         """Do what `ssh-keygen -t ecdsa -b 384` does."""

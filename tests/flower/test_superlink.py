@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 import httpx
-from processes import plain, recipe_of, simulated
+from processes import free_port, plain, recipe_of, simulated
 from superlink import deployment
 
 from personafl.deploy.state import DeviceState
@@ -79,3 +80,32 @@ def test_only_registered_keys_are_let_in_and_a_number_belongs_to_one_of_them(tmp
         assert made.living["unknown"].poll() is not None
         assert "Failed to initialize the connection to the SuperLink" in made.log("unknown")
         assert made.log("superlink").count("Activated node_id") == 2
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_behind_the_documented_proxy_nodes_train_and_nobody_reaches_the_rest(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    server = text[text.index("    # nginx\n") :].partition("\n\n")[0]
+    with deployment(recipe_of("fedavg", 1, rounds=1), tmp_path) as made:
+        port = free_port()
+        changes = {
+            "listen 443": f"listen 127.0.0.1:{port}",
+            "server.pem": str(made.files.certificate),
+            "server.key": str(made.files.key),
+            ":8000": f":{made.port}",
+        }
+        for before, after in changes.items():
+            assert before in server
+            server = server.replace(before, after)
+        made.start_superlink()
+        made.start_nginx(server)
+        made.start_node(0, port=port)
+        made.start_app()
+        made.until(lambda: "finished: 1 rounds; 1 nodes" in made.log("user"))
+        kind = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+        trust = ssl.create_default_context(cafile=made.files.authority)
+        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trust, trust_env=False) as anyone:
+            closed = ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/../control/list-runs")
+            assert [anyone.post(path, headers=kind, content=b"").status_code for path in closed] == [404] * 3
+            assert [anyone.get(path).status_code for path in ("/health", "/docs", "/openapi.json")] == [404] * 3
+            assert anyone.post("/v1/fleet/pull-messages", headers=kind, content=b"").status_code == 401

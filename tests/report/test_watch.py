@@ -170,6 +170,7 @@ def test_ctrl_c_ends_the_page(comparison: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests may ignore it
     )
     timer = threading.Timer(120, process.kill)
     timer.start()
