@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from with_personafl import Personafl
 from work import WORKS
 
+from personafl.runs.engine import steps_of
+
 
 def best(work: Callable[[], object], times: int = 8) -> float:
     """Return the least seconds of several, after one to warm up."""
@@ -66,7 +68,11 @@ def main(work: str, method: str = "fedavg") -> None:
     """Measure and print."""
     torch.set_num_threads(1)
     side = Personafl(WORKS[work], method)
-    print(f"{work}, {method}: {1e3 * best(side.round):.1f} ms a round of {WORKS[work].clients} clients")
+    simulation, seconds = side.simulation, best(side.round)
+    data, rule = simulation.federation.data, simulation.federation.algorithm.client
+    steps = steps_of(data, data.seen, rule.phases, 0, 0).sum()
+    print(f"{work}, {method}: {1e3 * seconds:.1f} ms a round of {WORKS[work].clients} clients")
+    print(f"{steps / seconds:.0f} client steps a second")
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         side.round()
     print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=12, max_name_column_width=40))

@@ -12,14 +12,13 @@ the clock.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from personafl.cloud.plan import coordinator_of
 from personafl.cloud.protocol import Back, Gone, Isolate, Mix, News, Ready, Start
@@ -29,7 +28,7 @@ from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
 from personafl.deploy.checks import most_bytes, opened_update
 from personafl.deploy.codes import Code, Refused
-from personafl.deploy.journal import Journal
+from personafl.deploy.journal import Journaled
 from personafl.deploy.messages import Announce, Finished, Join, Proceed, Said, digest_of
 from personafl.deploy.rounds import deployable, open_directory, open_federation
 from personafl.deploy.tiers import Sum, cloud_name, deployable_cloud, fingerprint, sum_like, without_cloud
@@ -73,7 +72,7 @@ class _Waiting:
     clients: int
 
 
-class Coordination:
+class Coordination(Journaled):
     """A run on the coordinator's side."""
 
     def __init__(self, recipe: Recipe, path: Path) -> None:
@@ -92,24 +91,14 @@ class Coordination:
         self._latest: dict[int, _Waiting] = {}
         self._steps: dict[int, _Step] = {}
         self._models: tuple[Tree, ...] = ()  # one for all, or of each server what it was last sent
-        self.directory = open_directory(recipe, path)
-        self._held = contextlib.ExitStack()
-        self._held.enter_context(self.directory.locked())
+        super().__init__(open_directory(recipe, path))
         with storage(path):
             (path / "announced").mkdir(exist_ok=True)
         self._simulation = self._simulated({0: 1})
         total, self._dtype = sum_like(self._simulation.federation)
         self._like: Tree = total if self.cloud.shared else without_own(self._simulation.server)
         self.payload_bytes = most_bytes(self._like)  # of what a server hands in, at most
-        self.journal = Journal(path / "journal.jsonl")
         self._replay()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let go of the directory."""
-        self._held.close()
 
     @property
     def begun(self) -> bool:

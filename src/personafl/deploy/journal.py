@@ -6,15 +6,17 @@ which is cut off.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from personafl.errors import BadInput
 from personafl.runs.files import append, cut, storage
+from personafl.runs.rundir import RunDirectory
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "Journaled"]
 
 
 class Journal:
@@ -36,3 +38,20 @@ class Journal:
         """Add a line."""
         entry = {"event": event, "time": round(time.time(), 3), **facts}
         append(self._path, (json.dumps(entry) + "\n").encode(), durable)
+
+
+class Journaled:
+    """What has a run directory to itself, with a journal in it, until its `with` block ends."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(directory.locked())  # before anything is read: two servers must not write one run
+        self.journal = Journal(directory.path / "journal.jsonl")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of the directory."""
+        self._held.close()

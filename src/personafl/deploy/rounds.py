@@ -11,13 +11,12 @@ server that starts again takes up the round where it was. Nothing here waits: `s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from personafl.deploy.checks import most_bytes, opened_update
 from personafl.deploy.codes import Code, Refused
 from personafl.deploy.config import DeploySection
 from personafl.deploy.identity import Identity
-from personafl.deploy.journal import Journal
+from personafl.deploy.journal import Journal, Journaled
 from personafl.deploy.messages import Hello, Update, digest_of
 from personafl.errors import BadInput
 from personafl.runs.cohort import draw_cohort
@@ -97,7 +96,7 @@ def deployable(recipe: Recipe) -> DeploySection:
     return recipe.deploy
 
 
-class Rounds:
+class Rounds(Journaled):
     """A run on the server's side."""
 
     def __init__(self, recipe: Recipe, path: Path) -> None:
@@ -115,18 +114,8 @@ class Rounds:
         self._likes = [upload_like(self._base, problem) for problem in self._base.problems]  # by profile
         self.payload_bytes = max(map(most_bytes, self._likes))  # of an update, at most
         self._final: bytes | None = None
-        self.directory = open_directory(recipe, path)
-        self._held = contextlib.ExitStack()
-        self._held.enter_context(self.directory.locked())  # before anything is read: two servers must not write one run
-        self.journal = Journal(path / "journal.jsonl")
+        super().__init__(open_directory(recipe, path))
         self._replay()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let go of the directory."""
-        self._held.close()
 
     @property
     def begun(self) -> bool:

@@ -7,7 +7,7 @@ uploads, and lets the server rule step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -152,8 +152,9 @@ class Simulation:
         """Train clients for a round, and yield chunks of them with what became of them; `join`: with uploads joined."""
         first, again = wire.dense(message), for_returning(message)
         down = first if again is message else wire.dense(again)
-        chunks = [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
-        order = self._begun_order(chunks, number)
+        steps = self._steps(cohort, number)
+        chunks = [(which, clients) for which, _, clients in self.groups(cohort, steps)]
+        order = self._begun_order(chunks, dict(zip(cohort.tolist(), steps.tolist(), strict=True)))
         begin = functools.partial(self._begin_with, first)
         tasks = (
             Chunk(which, clients, number, down, begin(which, clients), join, self._ahead.take(clients, number))
@@ -170,13 +171,13 @@ class Simulation:
             task = order[error.task]
             raise WorkerFailed(f"{self._named(chunks[task][1])}: {error}", task) from error
 
-    def _begun_order(self, chunks: list[tuple[int, Clients]], number: int) -> list[int]:
+    def _begun_order(self, chunks: list[tuple[int, Clients]], steps: Mapping[int, int]) -> list[int]:
         """Return in which order chunks are begun: where there are workers, so that these end together."""
         if self.federation.workers == 1:
             return list(range(len(chunks)))
         largest = max(problem.net.parameters for problem in self.federation.problems)
-        steps = [int(self._steps(clients, number).sum()) for _, clients in chunks]
-        return longest_first(steps, max(1, min(_WAITING, _ROOM // (16 * largest))))
+        work = [sum(steps[client] for client in clients.tolist()) for _, clients in chunks]
+        return longest_first(work, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
     def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
         """Return the states that clients are trained from, if there are any and they are here."""
