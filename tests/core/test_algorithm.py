@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from personafl.core import tree
-from personafl.core.algorithm import Empty, Problem, Reduced, mean_loss, own_fields, reduce
+from personafl.core.algorithm import Empty, Problem, Reduced, own_fields, reduce
 from personafl.core.batches import Batch
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
+from personafl.core.objective import MeanLoss
 
 F64 = torch.float64
 laws = settings(max_examples=40, deadline=None)
@@ -135,14 +136,14 @@ def test_padded_samples_have_no_say_however_large_their_loss(bad: float) -> None
         return torch.tensor([1.0, bad, 3.0], dtype=F64)
 
     x = torch.zeros(3, 2, dtype=F64)
-    assert float(mean_loss(NET, loss, PARAMS, batch(x, [True, False, True]))) == 2
+    assert float(MeanLoss(NET, loss)(PARAMS, batch(x, [True, False, True]))) == 2
 
 
 def test_the_loss_of_no_samples_is_zero() -> None:
     """An empty mean is 0, with gradient 0."""
     empty = batch(torch.ones(2, 2, dtype=F64), [False, False])
-    assert float(mean_loss(NET, cross_entropy, PARAMS, empty)) == 0
-    gradient = torch.func.grad(lambda p: mean_loss(NET, cross_entropy, p, empty))(PARAMS)
+    assert float(MeanLoss(NET, cross_entropy)(PARAMS, empty)) == 0
+    gradient = torch.func.grad(lambda p: MeanLoss(NET, cross_entropy)(p, empty))(PARAMS)
     assert all(bool((leaf == 0).all()) for leaf in gradient.values())
 
 

@@ -265,10 +265,10 @@ def test_rows_of_images() -> None:
 def test_what_is_padding_for_all_is_left_out() -> None:
     """7 and 6 samples by 4: steps of 4 and 4, then of 3 and 2; one more client with 1 sample has a gap."""
     batches, _ = drawn([7, 6], Steps(epochs=1, batch=4))
-    assert batches.mark == NoGaps((4, 3), (True, False))
+    assert batches.mark == NoGaps((4, 3), (True, False), 7)
     for client in range(2):
         own = batches._replace(rows=batches.rows[client], real=batches.real[client], key=batches.key[client])
         first, last = own.each()
         assert (first.x.shape, first.full, last.x.shape, last.full) == ((4,), True, (3,), False)
         assert last.real.tolist() == [True, True, client == 0]
-    assert drawn([7, 1], Steps(epochs=1, batch=4))[0].mark == Gaps()
+    assert drawn([7, 1], Steps(epochs=1, batch=4))[0].mark == Gaps(7)

@@ -2,11 +2,8 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from personafl.algorithms import METHODS, Training
 from personafl.core import frozen, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Steps
+from personafl.core.batches import Batch, Steps
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Adaptive, Sgd
@@ -69,13 +66,13 @@ def outcome(case: Case, strategy: Strategy) -> dict[str, Tensor]:
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_reuse_changes_nothing(algorithm: str, net: str, strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, reused, made = case_of(algorithm, net), [], frozen._on_features
+    case, reused, made = case_of(algorithm, net), [], frozen._reduced
 
     def watched(*arguments: object) -> object:
         reused.append(made(*arguments))  # type: ignore[arg-type]
         return reused[-1]
 
-    monkeypatch.setattr(frozen, "_on_features", watched)
+    monkeypatch.setattr(frozen, "_reduced", watched)
     found = outcome(case, strategy)
     assert any(batches is not None for batches in reused)
     monkeypatch.setattr(frozen, "cut", lambda *_: None)
@@ -113,7 +110,7 @@ def test_no_sample_twice_or_too_large_features_reuse_nothing(monkeypatch: pytest
     def reduced(steps: int, width: int) -> object:
         batches = data.phases["personal"]
         batches = batches._replace(rows=batches.rows[:steps, :width], real=batches.real[:steps, :width])
-        return frozen._on_features(divided, case.problem.net.parameters, down.shared, batches)  # type: ignore[arg-type]
+        return frozen._reduced(divided, case.problem.net.parameters, down.shared, batches)  # type: ignore[arg-type]
 
     assert reduced(4, 4) is not None
     assert reduced(1, 4) is None
@@ -128,25 +125,9 @@ def test_a_gradient_of_the_head_does_not_pass_through_the_body() -> None:
     problem = Problem(net, cross_entropy)
     params = net.init(torch.Generator().manual_seed(0))
     fixed, part = ({name: params[name] for name in params if name[0] == layer} for layer in "02")
-    batch = frozen.Batch(
+    batch = Batch(
         torch.rand(8, 100), torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.bool), torch.tensor(0)
     )
     with FlopCounterMode(display=False) as counter:
         torch.func.grad(problem.mean_loss_given(fixed))(part, batch)
     assert counter.get_total_flops() == 2 * 8 * (100 * 50 + 2 * 50 * 10)
-
-
-@given(st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=1, max_size=4), st.integers(0, 4))
-def test_distinct_rows(lists: list[list[int]], room: int) -> None:
-    """Each client's row numbers once, and where they are; stacked clients get lists of one length, found or given."""
-    rows = torch.tensor(lists).reshape(len(lists), 3, 2)
-    most = max(len(set(numbers)) for numbers in lists)
-    for given_ in (0, most + room):
-        own, place = torch.func.vmap(frozen._Distinct.apply, in_dims=(0, None))(rows, given_)
-        assert own.shape[1] == (given_ or most)
-        for numbers, mine, at in zip(rows, own, place, strict=True):
-            np.testing.assert_array_equal(mine[at], numbers)
-            assert set(mine.tolist()) == set(numbers.flatten().tolist())
-            alone, there = frozen._Distinct.apply(numbers, 0)
-            np.testing.assert_array_equal(alone, np.unique(numbers))
-            np.testing.assert_array_equal(alone[there], numbers)

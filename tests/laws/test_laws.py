@@ -12,6 +12,7 @@ from personafl.testing import LAWS, make_case
 TRAININGS = {
     "sgd": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3, clip=1.0)),
     "adam-steps": Training(work=Steps(steps=3, batch=5), optimizer=Adaptive(lr=0.01)),
+    "bare": Training(work=Steps(epochs=3, batch=4), optimizer=Sgd(lr=0.1)),
     "plain": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, weight_decay=1e-3)),
 }
 

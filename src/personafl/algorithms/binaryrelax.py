@@ -26,7 +26,7 @@ from personafl.algorithms.personal import Personal, retrained
 from personafl.algorithms.quped import Bits
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import quantize
-from personafl.core.algorithm import Algorithm, Empty, Problem, mean_loss
+from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Batch, Batches
 from personafl.core.descend import descend
 from personafl.core.quantize import FullPrecision
@@ -80,7 +80,7 @@ class BinaryRelaxClient(LocalClient):
             return {name: value + moves[name] if name in moves else value for name, value in y.items()}
 
         def objective(y: Params, batch: Batch) -> Tensor:
-            return mean_loss(problem.personal_net, problem.loss, relaxed(y), batch)
+            return problem.personal_loss(relaxed(y), batch)
 
         return descend(objective, start, batches, training.optimizer.at(round_))
 

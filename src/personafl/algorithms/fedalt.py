@@ -32,7 +32,6 @@ from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend
-from personafl.core.frozen import descend_part
 from personafl.core.optim import OptimizerSpec, by_block
 from personafl.core.tree import Params
 from personafl.errors import BadInput
@@ -99,7 +98,7 @@ class PartialClient:
         """Fine-tune v_i with u fixed."""
         v = self._own(down, state)
         optimizer = self.tune.optimizer.at(data.round)
-        return Own(descend_part(problem, down.shared, v, data.phases["tune"], optimizer)[0])
+        return Own(descend(problem.mean_loss_given(down.shared), v, data.phases["tune"], optimizer)[0])
 
     def models(self, problem: Problem, down: Parts | PartsEachTime, state: Own | Empty) -> dict[str, Params]:
         """Return (u, the common start) and (u, v_i)."""
@@ -111,8 +110,8 @@ class PartialClient:
         return state.personal if isinstance(state, Own) else down.personal
 
     def _alternately(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Params, Tensor]:
-        v, _ = descend_part(problem, u, v, data.phases["personal"], self.personal.optimizer.at(data.round))
-        u, loss = descend_part(problem, v, u, data.phases["local"], self.shared.optimizer.at(data.round))
+        v, _ = descend(problem.mean_loss_given(u), v, data.phases["personal"], self.personal.optimizer.at(data.round))
+        u, loss = descend(problem.mean_loss_given(v), u, data.phases["local"], self.shared.optimizer.at(data.round))
         return u, v, loss
 
     def _both(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Params, Tensor]:

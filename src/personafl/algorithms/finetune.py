@@ -25,7 +25,7 @@ from personafl.algorithms.personal import Personal, global_and_personal, retrain
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Data, Steps
-from personafl.core.frozen import descend_part
+from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
 from personafl.core.tree import Params
 
@@ -64,7 +64,7 @@ class FinetuneClient:
         """Fine-tune w_T, or its personal part with the rest fixed."""
         fixed, moving = problem.divide(down.model) if self.part == "personal" else ({}, down.model)
         optimizer = self.tune.optimizer.at(data.round)
-        tuned, _ = descend_part(problem, fixed, moving, data.phases["tune"], optimizer)
+        tuned, _ = descend(problem.mean_loss_given(fixed), moving, data.phases["tune"], optimizer)
         return Personal(fixed | tuned)
 
     def models(self, problem: Problem, down: Model, state: Personal | Empty) -> dict[str, Params]:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from personafl.algorithms.personal import Personal, retrained
 from personafl.algorithms.training import Count, Training
-from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, mean_loss
-from personafl.core.batches import Batch, Batches, Data, Steps
+from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced
+from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.tree import Params
 
@@ -67,10 +67,7 @@ class LocalClient:
     def _train(
         self, problem: Problem, start: Params, batches: Batches, training: Training, round_: Tensor
     ) -> tuple[Params, Tensor]:
-        def objective(x: Params, batch: Batch) -> Tensor:
-            return mean_loss(problem.personal_net, problem.loss, x, batch)
-
-        return descend(objective, start, batches, training.optimizer.at(round_))
+        return descend(problem.personal_loss, start, batches, training.optimizer.at(round_))
 
 
 @dataclass(frozen=True)

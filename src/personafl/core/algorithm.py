@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree, wire
-from personafl.core.batches import Batch, Data, Steps
+from personafl.core.batches import Data, Steps
 from personafl.core.losses import correct
 from personafl.core.net import Net
+from personafl.core.objective import Loss, MeanLoss
 from personafl.core.split import Split
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
@@ -28,12 +29,10 @@ __all__ = [
     "Algorithm",
     "ClientRule",
     "Empty",
-    "Loss",
     "Problem",
     "Reduced",
     "ServerRule",
     "for_returning",
-    "mean_loss",
     "own_fields",
     "packed",
     "reduce",
@@ -42,7 +41,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [batch, …], targets [batch, …]) -> losses [batch]
 
 
 class Empty(NamedTuple):
@@ -69,13 +67,19 @@ class Problem:
         """The architecture of the client's own model."""
         return self.local_net or self.net
 
-    def mean_loss(self, params: Params, batch: Batch) -> Tensor:
+    @property
+    def mean_loss(self) -> MeanLoss:
         """f(w; B) of the shared architecture."""
-        return mean_loss(self.net, self.loss, params, batch)
+        return MeanLoss(self.net, self.loss)
 
-    def mean_loss_given(self, fixed: Params) -> Callable[[Params, Batch], Tensor]:
+    @property
+    def personal_loss(self) -> MeanLoss:
+        """f(w; B) of the client's own architecture."""
+        return MeanLoss(self.personal_net, self.loss)
+
+    def mean_loss_given(self, fixed: Params) -> MeanLoss:
         """Return f as a function of one part of the parameters, the other one fixed."""
-        return lambda part, batch: self.mean_loss(fixed | part, batch)
+        return MeanLoss(self.net, self.loss, fixed)
 
     def divide(self, params: Params) -> tuple[Params, Params]:
         """Return (shared u, personal v) of the network's parameters."""
@@ -85,14 +89,6 @@ class Problem:
                 "input, output, body, adapter, norms, or a pattern of parameter names"
             )
         return self.split.divide(params)
-
-
-def mean_loss(net: Net, loss: Loss, params: Params, batch: Batch) -> Tensor:
-    """Return the mean loss over the real samples of a batch."""
-    losses = loss(net.apply(params, batch.x, None if batch.full else batch.real, batch.key), batch.y)
-    if batch.full:
-        return losses.mean()
-    return torch.where(batch.real, losses, 0.0).sum() / batch.real.sum().clamp(min=1)
 
 
 class ClientRule(Protocol):

@@ -36,6 +36,7 @@ __all__ = [
     "marked",
     "plainly_marked",
     "round_number",
+    "rows_of",
 ]
 
 
@@ -68,6 +69,7 @@ class Batch(NamedTuple):
     real: Tensor
     key: Tensor
     full: bool = False  # known to be all real: nobody needs to mask
+    rows: Tensor | None = None  # where in the pool they are, [batch]
 
 
 class Step(Protocol):
@@ -148,10 +150,11 @@ class Batches(NamedTuple):
             if isinstance(self.mark, NoGaps) and self.mark.widths:
                 width, full = self.mark.widths[step], self.mark.even[step]
                 rows, real = rows[:width], real[:width]
-            yield Batch(_rows_of(self.pool_x, rows), _rows_of(self.pool_y, rows), real, self.key[step], full)
+            x, y = rows_of(self.pool_x, rows), rows_of(self.pool_y, rows)
+            yield Batch(x, y, real, self.key[step], full, rows)
 
 
-def _rows_of(pool: Tensor, rows: Tensor) -> Tensor:
+def rows_of(pool: Tensor, rows: Tensor) -> Tensor:
     """Return pool[rows], copied row by row: indexing goes entry by entry, and is several times slower."""
     if pool.ndim == 1:
         return pool[rows]
@@ -272,17 +275,20 @@ def draw(
         tree.on(device, index),
         tree.on(device, real),
         tree.on(device, dropout),
-        mark=marked(real) if device.type == "cpu" else plainly_marked(bool(real.any(-1).all()), largest),
+        mark=marked(real, largest) if device.type == "cpu" else plainly_marked(bool(real.any(-1).all()), largest),
     )
 
 
-def marked(real: NDArray[np.bool_]) -> Gaps | NoGaps:
-    """Return what is known of stacked clients' batches of which these are real, [clients, steps, batch]."""
+def marked(real: NDArray[np.bool_], most: int) -> Gaps | NoGaps:
+    """Return what is known of stacked clients' batches of which these are real, [clients, steps, batch].
+
+    `most` is how many samples a client has at most.
+    """
     counts = real.sum(-1)
     if not counts.all():
-        return Gaps()
-    most = counts.max(0, initial=0)
-    return NoGaps(tuple(most.tolist()), tuple((counts == most).all(0).tolist()))
+        return Gaps(most)
+    widths = counts.max(0, initial=0)
+    return NoGaps(tuple(widths.tolist()), tuple((counts == widths).all(0).tolist()), most)
 
 
 def plainly_marked(full: bool, most: int) -> Gaps | NoGaps:

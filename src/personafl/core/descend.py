@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.batches import Step, Stream
+from personafl.core.batches import Batches, Step, Stream
+from personafl.core.frozen import on_features
 from personafl.core.gradient import gradient_and_value, step
+from personafl.core.objective import MeanLoss
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
+from personafl.core.span import in_span
 from personafl.core.stack import differentiated
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params, Tree
@@ -38,8 +41,19 @@ def descend(
     client with less data than its neighbours is padded, leaves x and the optimizer's state as they are.
 
     A step may also look at several minibatches (`Zipped`) or many steps at one (`Repeated`).
+
+    Where the objective is a network's mean loss, work that is the same in every step is done once: `core.frozen`,
+    `core.span`. Equal results up to rounding.
     """
-    params, _, loss = descend_from(objective, start, optimizer.init(start), batches, optimizer, prox, term)
+    f: Any = objective
+    steps: Any = batches
+    if isinstance(f, MeanLoss) and isinstance(steps, Batches):
+        f, steps = on_features(f, start, steps)
+        spanned = in_span(f, start, steps, optimizer, term) if prox is None else None
+        if spanned is not None:
+            found, loss = descend(spanned, spanned.start, spanned.batches, optimizer, term=spanned.term)
+            return spanned.weights(found), loss
+    params, _, loss = descend_from(f, start, optimizer.init(start), steps, optimizer, prox, term)
     return params, loss
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from personafl.core import tree
-from personafl.core.layers import Factored, Layers
+from personafl.core.layers import Factored, Layers, Scattered
 from personafl.core.stack import Outside, Stack, stack_around, transformed
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
@@ -70,15 +70,15 @@ def step(
             if dense is not None:
                 value, own = tree.added(value, _masked(dense, taken), rate, into=own), True
             for part in tape.factored.get(name, ()):
-                factors = Factored(*(_masked(side, taken) for side in part))
-                value, own = factors.onto(value, rate, owned=own), True
+                kept = type(part)(*(_masked(side, taken) for side in part))
+                value, own = kept.onto(value, rate, owned=own), True
             moved[name] = value if own else value.clone()
     return tape.each(moved)
 
 
 def _plain_term(tape: _Tape, term: Quadratic, name: str) -> tuple[Tensor | None, Tensor | None, float]:
     """Return a term's slope, anchor and strength for one parameter."""
-    slope, anchor = (None if part is None else tape.plain(part[name]) for part in term[:2])
+    slope, anchor = (None if part is None else tape.plain(part) for part in term.parts(name))
     return slope, anchor, term.strength
 
 
@@ -105,8 +105,8 @@ def _moved_by(
 
 
 def _masked(value: Tensor, taken: Tensor | None) -> Tensor:
-    """Return 0 in place of what is not taken: [] for one client, [clients] for those of a stack."""
-    if taken is None:
+    """Return 0 in place of numbers that are not taken: [] for one client, [clients] for those of a stack."""
+    if taken is None or not value.is_floating_point():
         return value
     return torch.where(taken.reshape(-1, *[1] * (value.ndim - 1)) if taken.ndim else taken, value, 0.0)
 
@@ -122,7 +122,7 @@ class _Tape(NamedTuple):
     stack: Stack | None
     leaves: Params
     dense: dict[str, Tensor | None]  # gradients; None: none, or all of it is factored
-    factored: dict[str, list[Factored]]
+    factored: dict[str, list[Factored | Scattered]]
     value: Tensor
 
     def each(self, values: Params) -> tuple[Params, Tensor]:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from personafl.core.stack import Outside, Stack
 
-__all__ = ["Factored", "Layers"]
+__all__ = ["Factored", "Layers", "Scattered", "spread"]
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _WORTH = 2**14  # entries of one client's weight from which a pass over it costs more than a call
@@ -38,6 +38,45 @@ class Factored(NamedTuple):
         return add(weight, output.mT, self.input, alpha=factor, out=weight if owned else None)
 
 
+class Scattered(NamedTuple):
+    """A part of a matrix's gradient: output [(clients,) samples, …] in rows [(clients,) samples], 0 in the others."""
+
+    rows: Tensor
+    output: Tensor
+
+    def onto(self, matrix: Tensor, factor: float | Tensor, *, owned: bool) -> Tensor:
+        """Do as `Factored.onto`."""
+        output = self.output
+        if isinstance(factor, Tensor):
+            output, factor = output * factor.to(output.dtype).reshape(-1, *[1] * (output.ndim - 1)), 1.0
+        matrix = matrix if owned else matrix.clone()
+        matrix.flatten(0, -2).index_add_(0, self._flat(matrix), output.flatten(0, -2), alpha=factor)
+        return matrix
+
+    def dense(self, matrix: Tensor) -> Tensor:
+        """Return it as large as the matrix."""
+        return self.onto(torch.zeros_like(matrix), 1.0, owned=True)
+
+    def _flat(self, matrix: Tensor) -> Tensor:
+        """Return the rows as those of all clients' matrices, one below the other."""
+        if matrix.ndim == 2:
+            return self.rows
+        clients, height, _ = matrix.shape
+        return (self.rows + height * torch.arange(clients, device=matrix.device).unsqueeze(1)).flatten()
+
+
+def spread(known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+    """Return known + gram · coefficients, the outputs of samples in these rows; see `core.span`.
+
+    The coefficients' gradient is not this function's: it is that at the outputs, in the samples' rows.
+    """
+    parts = (known, gram, coefficients, rows)
+    if not has_torch_function(parts):
+        raise RuntimeError("spread: only within Layers")
+    result: Tensor = handle_torch_function(spread, parts, *parts)
+    return result
+
+
 class Layers(TorchFunctionMode):
     """While it is entered, linear layers are computed here, for stacked clients or (stack None) for one.
 
@@ -48,7 +87,7 @@ class Layers(TorchFunctionMode):
         super().__init__()
         self._stack = stack
         self._names = {id(weight): name for name, weight in weights.items()} if factored else {}
-        self.kept: dict[str, list[Factored]] = {}
+        self.kept: dict[str, list[Factored | Scattered]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -56,13 +95,14 @@ class Layers(TorchFunctionMode):
         """Compute linear layers; leave the rest to torch."""
         if func is functional.linear and not kwargs:
             return self._linear(*args)
+        if func is spread:
+            return self._spread(*args)
         if func in _CONVOLUTIONS and torch.is_autocast_enabled("cuda"):
             return _biased_after(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        stack, name = self._stack, self._names.get(id(weight))
-        keep = None if name is None else self.kept.setdefault(name, []).append
+        stack, keep = self._stack, self._keeper(weight)
         if stack is None:
             if keep is None or weight.numel() < _WORTH:
                 return functional.linear(x, weight, bias)
@@ -77,6 +117,21 @@ class Layers(TorchFunctionMode):
             result: Tensor = _Linear.apply(x, weight, bias, keep)  # type: ignore[no-untyped-call]
             result = result.reshape(stack.clients, *shape, weight.shape[1])
         return stack.each(result)
+
+    def _spread(self, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+        keep = self._keeper(coefficients)
+
+        def function(*values: Tensor) -> Tensor:
+            result: Tensor = _Spread.apply(*values, keep)  # type: ignore[no-untyped-call]
+            return result
+
+        parts = (known, gram, coefficients, rows)
+        return function(*parts) if self._stack is None else self._stack.call(function, *parts)
+
+    def _keeper(self, weight: Tensor) -> Callable[[Factored | Scattered], None] | None:
+        """Return what takes parts of a weight's gradient, if they are kept."""
+        name = self._names.get(id(weight))
+        return None if name is None else self.kept.setdefault(name, []).append
 
 
 def _biased_after(
@@ -111,3 +166,23 @@ class _Linear(torch.autograd.Function):
             gradient.sum(-2) if at_bias else None,
             None,
         )
+
+
+class _Spread(torch.autograd.Function):
+    """known + gram · coefficients, with the gradient of `spread`; known and gram are constants."""
+
+    @staticmethod
+    def forward(ctx: Any, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor, keep: Any) -> Tensor:
+        ctx.save_for_backward(rows, coefficients)
+        ctx.keep = keep
+        add = torch.baddbmm if coefficients.ndim == 3 else torch.addmm
+        return add(known, gram, coefficients)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, coefficients = ctx.saved_tensors
+        part = Scattered(rows, gradient)
+        if ctx.keep is None:
+            return None, None, part.dense(coefficients), None, None
+        ctx.keep(part)
+        return None, None, None, None, None

@@ -48,7 +48,8 @@ class Optimizer(NamedTuple):
     """A pair of pure functions; where `look` is given, the gradient is to be taken at `look(params, state)`.
 
     `onto`, where given, is `update` with the step added to the parameters, in one pass over them; if its last argument
-    says that nobody else has them, in their place. `factor`, where given, says that the step is factor · gradient.
+    says that nobody else has them, in their place. `factor`, where given, says that the step is factor · gradient;
+    `linear` says that it is a linear function of the gradients so far, one for all entries of a parameter.
     """
 
     init: Callable[[Params], Tree]
@@ -56,6 +57,7 @@ class Optimizer(NamedTuple):
     look: Callable[[Params, Tree], Params] = _here
     onto: Callable[[Params, Tree, Params, bool], tuple[Params, Tree]] | None = None
     factor: float | Tensor | None = None
+    linear: bool = False
 
     def move(self, gradient: Params, state: Tree, params: Params, owned: bool = False) -> tuple[Params, Tree]:
         """Return the parameters after the step, and the state; if they are `owned` by the caller, in their place."""
@@ -83,7 +85,7 @@ def scale(factor: float | Tensor) -> Optimizer:
     def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
         return tree.add_scaled(params, g, factor, into=owned), state
 
-    return _stateless(lambda g, params: tree.scale(g, factor))._replace(onto=onto, factor=factor)
+    return _stateless(lambda g, params: tree.scale(g, factor))._replace(onto=onto, factor=factor, linear=True)
 
 
 def add_decayed_weights(decay: float) -> Optimizer:
@@ -103,7 +105,7 @@ def trace(momentum: float, nesterov: bool = False) -> Optimizer:
         state = tree.map(lambda b, a: momentum * b + a, state, g)
         return (tree.map(lambda a, b: a + momentum * b, g, state) if nesterov else state), state
 
-    return Optimizer(tree.zeros_like, update)
+    return Optimizer(tree.zeros_like, update, linear=True)
 
 
 def _adaptive(
@@ -166,7 +168,8 @@ def chain(*parts: Optimizer) -> Optimizer:
         return tuple(part.init(params) for part in parts)
 
     factor = parts[0].factor if len(parts) == 1 else None
-    return Optimizer(init, update, onto=onto if parts else None, factor=factor)
+    linear = all(part.linear for part in parts)
+    return Optimizer(init, update, onto=onto if parts else None, factor=factor, linear=linear)
 
 
 def accelerated(step: Optimizer, momentum: float, box: float | None) -> Optimizer:
@@ -224,7 +227,7 @@ def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | No
             found |= blocks[pattern].look(part, state[pattern])
         return {name: found[name] for name in params}
 
-    return Optimizer(init, update, look, onto)
+    return Optimizer(init, update, look, onto, linear=all(block.linear for block in blocks.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from personafl.core import tree
@@ -19,7 +20,7 @@ def pull(w: Params, anchor: Params, strength: float) -> Tensor:
 
 
 class Quadratic(NamedTuple):
-    """The term ⟨slope, w⟩ + (strength/2)‖w − anchor‖², either part of which may be missing.
+    """The term ⟨slope, w⟩ + (strength/2)‖w − anchor‖², either part of which may be missing, also for some parameters.
 
     Its gradient is slope + strength·(w − anchor): training that is told so (`descend`) adds it to a step in one pass
     over w, where to differentiate an objective with the term in it takes many.
@@ -31,7 +32,15 @@ class Quadratic(NamedTuple):
 
     def gradient(self, w: Params) -> Params:
         """Return the gradient at w."""
-        pulled = None if self.anchor is None else tree.scale(tree.sub(w, self.anchor), self.strength)
-        if pulled is None or self.slope is None:
-            return pulled or self.slope or tree.zeros_like(w)
-        return tree.add(self.slope, pulled)
+        return {name: self._at(name, value) for name, value in w.items()}
+
+    def parts(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the slope and the anchor of one parameter."""
+        return (self.slope or {}).get(name), (self.anchor or {}).get(name)
+
+    def _at(self, name: str, value: Tensor) -> Tensor:
+        slope, anchor = self.parts(name)
+        pulled = None if anchor is None else self.strength * (value - anchor)
+        if pulled is None:
+            return torch.zeros_like(value) if slope is None else slope
+        return pulled if slope is None else slope + pulled

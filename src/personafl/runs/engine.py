@@ -143,7 +143,7 @@ def _one(data: Data, row: int) -> Data:
             batches.rows[row, :steps, :width],
             real[:steps, :width],
             batches.key[row, :steps],
-            mark=marked(batches.real[row : row + 1, :steps].cpu().numpy()),
+            mark=marked(batches.real[row : row + 1, :steps].cpu().numpy(), int(data.examples[row])),
         )
 
     phases = {name: own(batches) for name, batches in data.phases.items()}
