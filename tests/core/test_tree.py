@@ -195,3 +195,12 @@ def test_add_scaled_keeps_the_layout_of_the_second_and_the_dtype_of_the_first() 
         assert total["w"].stride() == b.stride()
         assert total["w"].dtype == total["s"].dtype == torch.float32
         assert total["s"] == 7.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_finite_on_a_gpu(bad: float) -> None:
+    """The largest finite number is one, whatever sums would make of it."""
+    stacked = torch.full((4, 3), torch.finfo(torch.float32).max, device="cuda")
+    stacked[2, 1] = bad
+    assert tree.finite({"a": stacked, "b": torch.ones(4, 0, device="cuda")}, 4).tolist() == [True, True, False, True]

@@ -188,7 +188,9 @@ def test_rounds_have_the_same_bits_with_one_and_two_workers(method: str, tmp_pat
 
 def test_a_failed_worker_names_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulation("fedavg", tmp_path, 2)
-    monkeypatch.setattr(type(run.federation.engines[0]), "train", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(
+        type(run.federation.engines[0]), "train_for_now", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )
     with pytest.raises(WorkerFailed, match=r"^clients [\d, ]+: a worker process was killed"):
         run.step(0)
     assert multiprocessing.active_children() == []

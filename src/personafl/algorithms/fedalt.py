@@ -23,15 +23,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
 from personafl.algorithms.personal import retrained
 from personafl.algorithms.training import Count, Rate, Training
-from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
 from personafl.core.batches import Data, Steps
-from personafl.core.descend import descend
+from personafl.core.descend import descend, descent
 from personafl.core.optim import OptimizerSpec, by_block
 from personafl.core.tree import Params
 from personafl.errors import BadInput
@@ -91,8 +89,8 @@ class PartialClient:
         """LocalAlt or LocalSim."""
         v = self._own(down, state)
         local = self._both if self.simultaneous else self._alternately
-        u, v, loss = local(problem, down.shared, v, data)
-        return (Own(v) if self.stateful else Empty()), Change(tree.sub(u, down.shared), loss)
+        v, change = local(problem, down.shared, v, data)
+        return (Own(v) if self.stateful else Empty()), change
 
     def personalize(self, problem: Problem, down: Parts | PartsEachTime, state: Own | Empty, data: Data) -> Own:
         """Fine-tune v_i with u fixed."""
@@ -109,16 +107,16 @@ class PartialClient:
     def _own(down: Parts | PartsEachTime, state: Own | Empty) -> Params:
         return state.personal if isinstance(state, Own) else down.personal
 
-    def _alternately(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Params, Tensor]:
+    def _alternately(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Change]:
         v, _ = descend(problem.mean_loss_given(u), v, data.phases["personal"], self.personal.optimizer.at(data.round))
-        u, loss = descend(problem.mean_loss_given(v), u, data.phases["local"], self.shared.optimizer.at(data.round))
-        return u, v, loss
+        optimizer = self.shared.optimizer.at(data.round)
+        return v, Change(*descent(problem.mean_loss_given(v), u, data.phases["local"], optimizer))
 
-    def _both(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Params, Tensor]:
+    def _both(self, problem: Problem, u: Params, v: Params, data: Data) -> tuple[Params, Change]:
         blocks = {"u": self.shared.optimizer.at(data.round), "v": self.personal.optimizer.at(data.round)}
         optimizer = by_block(blocks, lambda name: "v" if name in v else "u")
         w, loss = descend(problem.mean_loss, u | v, data.phases["local"], optimizer)
-        return {name: w[name] for name in u}, {name: w[name] for name in v}, loss
+        return {name: w[name] for name in v}, Change({name: w[name] - u[name] for name in u}, loss)
 
 
 class PartialState(NamedTuple):

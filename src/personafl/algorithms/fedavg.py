@@ -14,10 +14,9 @@ import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model, SharedModelClient
 from personafl.algorithms.training import Training
-from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Data
-from personafl.core.descend import descend
+from personafl.core.descend import descent
 from personafl.core.optim import OptimizerSpec
 from personafl.core.prox import shrink
 from personafl.core.terms import Quadratic
@@ -45,8 +44,9 @@ class FedAvgClient(SharedModelClient):
         optimizer = self.training.optimizer
         held = Quadratic(anchor=down.model, strength=self.proximal) if self.proximal else None
         prox = shrink("low-rank", self.rank_penalty * optimizer.rate(data.round)) if self.rank_penalty else None
-        w, loss = descend(problem.mean_loss, down.model, data.phases["local"], optimizer.at(data.round), prox, held)
-        return state, Change(tree.sub(w, down.model), loss)
+        return state, Change(
+            *descent(problem.mean_loss, down.model, data.phases["local"], optimizer.at(data.round), prox, held)
+        )
 
 
 def fedavg(training: Training, *, server: OptimizerSpec = PLAIN_MEAN) -> Algorithm:

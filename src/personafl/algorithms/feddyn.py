@@ -26,7 +26,7 @@ from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
 from personafl.core.batches import Data
-from personafl.core.descend import descend
+from personafl.core.descend import descent
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
@@ -53,8 +53,7 @@ class DynamicClient(SharedModelClient):
         """Return γ_i and w_i − w_t."""
         term = Quadratic(slope=tree.scale(state.dual, -1.0), anchor=down.model, strength=self.pull)
         optimizer = self.training.optimizer.at(data.round)
-        w, loss = descend(problem.mean_loss, down.model, data.phases["local"], optimizer, term=term)
-        change = tree.sub(w, down.model)
+        change, loss = descent(problem.mean_loss, down.model, data.phases["local"], optimizer, term=term)
         return Dual(tree.sub(state.dual, tree.scale(change, self.pull))), Change(change, loss)
 
 

@@ -32,7 +32,7 @@ from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
 from personafl.core.batches import Data
-from personafl.core.descend import descend
+from personafl.core.descend import descent
 from personafl.core.optim import Sgd
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
@@ -77,8 +77,7 @@ class ScaffoldClient(SharedModelClient):
         correction = tree.sub(down.control, state.control)
         batches, optimizer = data.phases["local"], self.training.optimizer
         term = Quadratic(slope=correction)
-        y, loss = descend(problem.mean_loss, down.model, batches, optimizer.at(data.round), term=term)
-        change = tree.sub(y, down.model)
+        change, loss = descent(problem.mean_loss, down.model, batches, optimizer.at(data.round), term=term)
         length = batches.real.any(-1).sum() * optimizer.rate(data.round)  # Kη
         trained = length > 0  # else c_i stays: no data, or a schedule that has come to 0
         gradient = tree.scale(change, -1 / torch.where(trained, length, 1.0))

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_FEW = 32
 
 
 class Empty(NamedTuple):
@@ -239,7 +240,15 @@ class Reduced(NamedTuple):
 
     def mean(self) -> Any:
         """Return Σ weightᵢ·upᵢ / Σ weightᵢ."""
-        return tree.map(lambda total: (total / self.weight).to(self.dtype), self.total)
+        return tree.map(self._mean, self.total)
+
+    def loss(self) -> float:
+        """Return the mean of the uploads' losses."""
+        total: Any = self.total
+        return float(self._mean(total.loss))
+
+    def _mean(self, total: Tensor) -> Tensor:
+        return (total / self.weight).to(self.dtype)
 
 
 def reduce(stacked: Tree, weights: Tensor) -> Reduced:
@@ -247,5 +256,26 @@ def reduce(stacked: Tree, weights: Tensor) -> Reduced:
     weights = weights.to(torch.float64)
 
     dtype = next((leaf.dtype for leaf in tree.leaves(stacked)), torch.float32)
-    total = tree.map(lambda leaf: torch.tensordot(weights, leaf.to(torch.float64), dims=1), stacked)
+    total = tree.map(lambda leaf: _weighted_sum(weights, leaf), stacked)
     return Reduced(total, weights.sum(), len(weights), dtype)
+
+
+def _weighted_sum(weights: Tensor, stacked: Tensor) -> Tensor:
+    """Return Σ_i weights_i · stacked_i in float64.
+
+    On a GPU single precision is summed as it is for a few clients at a time: a copy in float64 takes it far longer.
+    """
+    few, rest = divmod(len(weights), _FEW)
+    if not (stacked.is_cuda and stacked.dtype == torch.float32 and few):
+        plain: Tensor = torch.tensordot(weights, stacked.to(torch.float64), dims=1)
+        return plain
+    whole = few * _FEW
+    products = torch.backends.cuda.matmul
+    rounded, products.allow_tf32 = products.allow_tf32, False
+    try:
+        rows = weights[:whole].to(stacked.dtype).reshape(few, 1, _FEW)
+        sums = torch.bmm(rows, stacked[:whole].reshape(few, _FEW, -1))
+    finally:
+        products.allow_tf32 = rounded
+    total = sums.sum((0, 1), dtype=torch.float64).reshape(stacked.shape[1:])
+    return total + _weighted_sum(weights[whole:], stacked[whole:]) if rest else total

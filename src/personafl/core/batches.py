@@ -69,7 +69,7 @@ class Batch(NamedTuple):
     real: Tensor
     key: Tensor
     full: bool = False  # known to be all real: nobody needs to mask
-    rows: Tensor | None = None  # where in the pool they are, [batch]
+    rows: Tensor | slice | None = None  # where in the pool they are, [batch]
 
 
 class Step(Protocol):

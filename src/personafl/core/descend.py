@@ -15,12 +15,12 @@ from personafl.core.gradient import gradient_and_value, step
 from personafl.core.objective import MeanLoss
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
-from personafl.core.span import in_span
+from personafl.core.span import Spanned, in_span
 from personafl.core.stack import differentiated
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params, Tree
 
-__all__ = ["Objective", "descend", "descend_from"]
+__all__ = ["Objective", "descend", "descend_from", "descent"]
 
 S = TypeVar("S", bound=Step)
 Objective = Callable[[Params, S], Tensor]
@@ -45,16 +45,35 @@ def descend(
     Where the objective is a network's mean loss, work that is the same in every step is done once: `core.frozen`,
     `core.span`. Equal results up to rounding.
     """
-    f: Any = objective
-    steps: Any = batches
-    if isinstance(f, MeanLoss) and isinstance(steps, Batches):
-        f, steps = on_features(f, start, steps)
-        spanned = in_span(f, start, steps, optimizer, term) if prox is None else None
-        if spanned is not None:
-            found, loss = descend(spanned, spanned.start, spanned.batches, optimizer, term=spanned.term)
-            return spanned.weights(found), loss
-    params, _, loss = descend_from(f, start, optimizer.init(start), steps, optimizer, prox, term)
-    return params, loss
+    params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
+    return params if spanned is None else spanned.weights(params), loss
+
+
+def descent(
+    objective: Objective[S],
+    start: Params,
+    batches: Stream[S],
+    optimizer: Optimizer,
+    prox: Prox | None = None,
+    term: Quadratic | None = None,
+) -> tuple[Params, Tensor]:
+    """Return how far `descend` goes, the last x − start, and the mean objective."""
+    params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
+    return tree.sub(params, start) if spanned is None else spanned.change(params), loss
+
+
+def _trained(
+    objective: Any, start: Params, batches: Any, optimizer: Optimizer, prox: Prox | None, term: Quadratic | None
+) -> tuple[Params, Tensor, Spanned | None]:
+    """Return the last x and the mean objective, or those of the same training in a span."""
+    spanned = None
+    if isinstance(objective, MeanLoss) and isinstance(batches, Batches):
+        objective, batches = on_features(objective, start, batches)
+        spanned = in_span(objective, start, batches, optimizer, term) if prox is None else None
+    if spanned is not None:
+        objective, start, batches, term = spanned, spanned.start, spanned.batches, spanned.term
+    params, _, loss = descend_from(objective, start, optimizer.init(start), batches, optimizer, prox, term)
+    return params, loss, spanned
 
 
 def descend_from(

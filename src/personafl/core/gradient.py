@@ -70,8 +70,7 @@ def step(
             if dense is not None:
                 value, own = tree.added(value, _masked(dense, taken), rate, into=own), True
             for part in tape.factored.get(name, ()):
-                kept = type(part)(*(_masked(side, taken) for side in part))
-                value, own = kept.onto(value, rate, owned=own), True
+                value, own = _kept(part, taken).onto(value, rate, owned=own), True
             moved[name] = value if own else value.clone()
     return tape.each(moved)
 
@@ -104,9 +103,16 @@ def _moved_by(
     return value
 
 
+def _kept(part: Factored | Scattered, taken: Tensor | None) -> Factored | Scattered:
+    """Return 0 in place of numbers that are not taken."""
+    if isinstance(part, Scattered):
+        return part._replace(output=_masked(part.output, taken))
+    return Factored(*(_masked(side, taken) for side in part))
+
+
 def _masked(value: Tensor, taken: Tensor | None) -> Tensor:
-    """Return 0 in place of numbers that are not taken: [] for one client, [clients] for those of a stack."""
-    if taken is None or not value.is_floating_point():
+    """Do so for a tensor: `taken` is [] for one client, [clients] for those of a stack."""
+    if taken is None:
         return value
     return torch.where(taken.reshape(-1, *[1] * (value.ndim - 1)) if taken.ndim else taken, value, 0.0)
 

@@ -39,10 +39,10 @@ class Factored(NamedTuple):
 
 
 class Scattered(NamedTuple):
-    """A part of a matrix's gradient: output [(clients,) samples, …] in rows [(clients,) samples], 0 in the others."""
+    """A part of a matrix's gradient: output [(clients,) samples, …] in some rows, the same number for all clients."""
 
-    rows: Tensor
     output: Tensor
+    rows: Tensor | slice  # [(clients,) samples]
 
     def onto(self, matrix: Tensor, factor: float | Tensor, *, owned: bool) -> Tensor:
         """Do as `Factored.onto`."""
@@ -50,30 +50,26 @@ class Scattered(NamedTuple):
         if isinstance(factor, Tensor):
             output, factor = output * factor.to(output.dtype).reshape(-1, *[1] * (output.ndim - 1)), 1.0
         matrix = matrix if owned else matrix.clone()
-        matrix.flatten(0, -2).index_add_(0, self._flat(matrix), output.flatten(0, -2), alpha=factor)
+        if isinstance(self.rows, slice):
+            matrix[..., self.rows, :].add_(output, alpha=factor)
+            return matrix
+        rows = self.rows
+        if matrix.ndim == 3:  # clients' matrices one below the other
+            rows = rows + matrix.shape[1] * torch.arange(len(matrix), device=rows.device).unsqueeze(1)
+        matrix.flatten(0, -2).index_add_(0, rows.flatten(), output.flatten(0, -2), alpha=factor)
         return matrix
 
-    def dense(self, matrix: Tensor) -> Tensor:
-        """Return it as large as the matrix."""
-        return self.onto(torch.zeros_like(matrix), 1.0, owned=True)
 
-    def _flat(self, matrix: Tensor) -> Tensor:
-        """Return the rows as those of all clients' matrices, one below the other."""
-        if matrix.ndim == 2:
-            return self.rows
-        clients, height, _ = matrix.shape
-        return (self.rows + height * torch.arange(clients, device=matrix.device).unsqueeze(1)).flatten()
-
-
-def spread(known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+def spread(known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor | slice) -> Tensor:
     """Return known + gram · coefficients, the outputs of samples in these rows; see `core.span`.
 
-    The coefficients' gradient is not this function's: it is that at the outputs, in the samples' rows.
+    Where the gram has fewer columns than there are coefficients, it is for the first of them. The coefficients'
+    gradient is not this function's: it is that at the outputs, in the samples' rows.
     """
-    parts = (known, gram, coefficients, rows)
+    parts = (known, gram, coefficients)
     if not has_torch_function(parts):
         raise RuntimeError("spread: only within Layers")
-    result: Tensor = handle_torch_function(spread, parts, *parts)
+    result: Tensor = handle_torch_function(spread, parts, *parts, rows)
     return result
 
 
@@ -118,15 +114,17 @@ class Layers(TorchFunctionMode):
             result = result.reshape(stack.clients, *shape, weight.shape[1])
         return stack.each(result)
 
-    def _spread(self, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        keep = self._keeper(coefficients)
+    def _spread(self, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor | slice) -> Tensor:
+        stack, keep = self._stack, self._keeper(coefficients)
+        if stack is not None and isinstance(rows, Tensor):
+            rows = stack.plain(rows)
 
         def function(*values: Tensor) -> Tensor:
-            result: Tensor = _Spread.apply(*values, keep)  # type: ignore[no-untyped-call]
+            result: Tensor = _Spread.apply(*values, rows, keep)  # type: ignore[no-untyped-call]
             return result
 
-        parts = (known, gram, coefficients, rows)
-        return function(*parts) if self._stack is None else self._stack.call(function, *parts)
+        parts = (known, gram, coefficients)
+        return function(*parts) if stack is None else stack.call(function, *parts)
 
     def _keeper(self, weight: Tensor) -> Callable[[Factored | Scattered], None] | None:
         """Return what takes parts of a weight's gradient, if they are kept."""
@@ -172,17 +170,19 @@ class _Spread(torch.autograd.Function):
     """known + gram · coefficients, with the gradient of `spread`; known and gram are constants."""
 
     @staticmethod
-    def forward(ctx: Any, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor, keep: Any) -> Tensor:
-        ctx.save_for_backward(rows, coefficients)
-        ctx.keep = keep
+    def forward(ctx: Any, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Any, keep: Any) -> Tensor:
+        ctx.rows, ctx.keep = rows, keep
+        ctx.save_for_backward(coefficients)
+        if not gram.shape[-1]:
+            return known.clone()
         add = torch.baddbmm if coefficients.ndim == 3 else torch.addmm
-        return add(known, gram, coefficients)
+        return add(known, gram, coefficients[..., : gram.shape[-1], :])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, coefficients = ctx.saved_tensors
-        part = Scattered(rows, gradient)
+        (coefficients,) = ctx.saved_tensors
+        part = Scattered(gradient, ctx.rows)
         if ctx.keep is None:
-            return None, None, part.dense(coefficients), None, None
+            return None, None, part.onto(torch.zeros_like(coefficients), 1.0, owned=True), None, None
         ctx.keep(part)
         return None, None, None, None, None

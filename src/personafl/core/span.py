@@ -10,18 +10,24 @@ is the same training. Z W₀ᵀ and the Gram matrix Z Zᵀ are computed once, W 
 
     n·in·(2·out + n) + e·n²·out   multiply-adds in place of   2·e·n·in·out.
 
+With one epoch they are more, but in products of many samples at a time, which a GPU does several times as fast. There Z
+has the samples in the order of the steps (one that comes twice is there twice): step k sees rows before its own alone.
+
 A term ⟨c, W⟩ + (μ/2)‖W − V‖² is taken along: its gradient is D + μ(W − W₀) with a constant D = c + μ(W₀ − V), so that
 W = W₀ + AᵀZ + s·D with one number s more, and Z Dᵀ is computed once too. Equal results up to rounding.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from personafl.core.batches import Batch, Batches, rows_of
+from personafl.core.batches import Batch, Batches, Stream, rows_of
 from personafl.core.cut import Entry, entry
 from personafl.core.distinct import distinct, most_distinct
 from personafl.core.layers import Layers, spread
@@ -33,7 +39,7 @@ from personafl.core.tree import Params
 
 __all__ = ["Spanned", "in_span"]
 
-_GAIN = 0.9  # of the multiply-adds that are left at most
+_GAIN = {"cpu": 0.9, "cuda": 2.0}  # how many times the multiply-adds pay at most
 _ALONG = "along the term"  # the name of s among the parameters
 _COPIES = 8  # what is kept of a client's samples may take the memory of so many copies of its model
 
@@ -46,20 +52,21 @@ class Spanned:
     samples: Tensor  # Z
     origin: Tensor  # W₀
     along: Tensor | None  # D, unless it is 0
+    known: Tensor  # Z W₀ᵀ
+    known_along: Tensor | None  # Z Dᵀ
     objective: MeanLoss
     start: Params
-    batches: Batches
+    batches: Stream[Batch]  # of rows of Z Zᵀ
     term: Quadratic | None
 
     def __call__(self, params: Params, batch: Batch) -> Tensor:
         """Return the objective."""
-        layer, values = self.layer, self.objective.fixed | params
-        count = len(self.origin)
-        known, gram = batch.x[..., :count], batch.x[..., -len(self.samples) :]
-        if self.along is not None:
-            known = known + params[_ALONG].detach() * batch.x[..., count : 2 * count]
-        assert batch.rows is not None
-        outputs = spread(known, gram, params[layer.weight], batch.rows)
+        layer, values, rows = self.layer, self.objective.fixed | params, batch.rows
+        assert rows is not None
+        known = _at(self.known, rows)
+        if self.known_along is not None:
+            known = known + params[_ALONG].detach() * _at(self.known_along, rows)
+        outputs = spread(known, batch.x, params[layer.weight], rows)
         if layer.bias is not None:
             outputs = outputs + values[layer.bias]
         rest = MeanLoss(layer.rest, self.objective.loss, {name: values[name] for name in layer.rest.shapes})
@@ -67,10 +74,21 @@ class Spanned:
 
     def weights(self, params: Params) -> Params:
         """Return the parameters with W in the place of A and s."""
-        found = {name: value for name, value in params.items() if name != _ALONG}
-        factors, stack = (self.origin, params[self.layer.weight].mT, self.samples), stack_around()
-        weight = torch.addmm(*factors) if stack is None else stack.call(torch.baddbmm, *factors)
-        return found | {self.layer.weight: weight if self.along is None else weight + params[_ALONG] * self.along}
+        weight = self._moved(params).add_(self.origin)
+        return {name: value for name, value in params.items() if name != _ALONG} | {self.layer.weight: weight}
+
+    def change(self, params: Params) -> Params:
+        """Return how the parameters differ from those at the start; W₀ is not added to be subtracted again."""
+        change = Params()
+        for name, value in params.items():
+            if name != _ALONG:
+                change[name] = self._moved(params) if name == self.layer.weight else value - self.start[name]
+        return change
+
+    def _moved(self, params: Params) -> Tensor:
+        """Return W − W₀."""
+        moved = params[self.layer.weight].mT @ self.samples
+        return moved if self.along is None else moved + params[_ALONG] * self.along
 
 
 def in_span(
@@ -86,20 +104,49 @@ def in_span(
     along = None if term is None else _direction(term, layer.weight, origin)
     if along is not None and optimizer.factor is None:  # s may not be treated as W is
         return None
-    if not _pays(objective, origin.shape, batches, products=2 if along is None else 3):
+    form = _cheapest(objective, origin.shape, batches, products=2 if along is None else 3)
+    if form is None:
         return None
-    own, place = distinct(batches)
+    own, place = distinct(batches) if form == "samples" else (batches.rows.flatten(), batches.rows)
     below = {name: objective.fixed[name] for name in layer.features.shapes}
     with Layers(stack_around(), {}, factored=False):
         samples = layer.features.apply(below, rows_of(batches.pool_x, own))
-    matrices = [origin, samples] if along is None else [origin, along, samples]
-    pool = torch.cat([samples @ matrix.T for matrix in matrices], -1)
-    reduced = batches._replace(pool_x=pool, pool_y=batches.pool_y[own], rows=place)
-    started = start | {layer.weight: pool.new_zeros(len(samples), len(origin))}
+    known, known_along = samples @ origin.T, None if along is None else samples @ along.T
+    reduced = batches._replace(pool_x=samples @ samples.T, pool_y=batches.pool_y[own], rows=place)
+    started = start | {layer.weight: torch.zeros_like(known)}
     if along is not None:
-        started[_ALONG] = pool.new_zeros(())
+        started[_ALONG] = known.new_zeros(())
     told = None if term is None else _told(term, layer.weight, started)
-    return Spanned(layer, samples, origin, along, objective, started, reduced, told)
+    stream = reduced if form == "samples" else _InOrder(reduced)
+    return Spanned(layer, samples, origin, along, known, known_along, objective, started, stream, told)
+
+
+def _at(values: Tensor, rows: Tensor | slice) -> Tensor:
+    return values[rows] if isinstance(rows, slice) else rows_of(values, rows)
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """Minibatches that lie in the pool one after the other; of the Gram matrix, what is before them."""
+
+    batches: Batches
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data is."""
+        return self.batches.device
+
+    @property
+    def gaps(self) -> bool:
+        """Whether a step may be without real samples."""
+        return self.batches.gaps
+
+    def each(self) -> Iterator[Batch]:
+        """Yield the minibatches in order."""
+        x, y, rows, real, key, _ = self.batches
+        for step, width in enumerate([rows.shape[1]] * rows.shape[0]):
+            own = slice(step * width, (step + 1) * width)
+            yield Batch(x[own, : own.start], y[own], real[step], key[step], rows=own)
 
 
 def _direction(term: Quadratic, weight: str, origin: Tensor) -> Tensor | None:
@@ -120,10 +167,17 @@ def _told(term: Quadratic, weight: str, start: Params) -> Quadratic:
     return Quadratic(slope or None, anchor or None, term.strength)
 
 
-def _pays(objective: MeanLoss, shape: torch.Size, batches: Batches, products: int) -> bool:
-    """Say whether it is less work, and fits."""
-    (outputs, inputs), seen = shape, most_distinct(batches)
-    plain = 2 * batches.rows.numel() * inputs * outputs
-    spanned = seen * inputs * (products * outputs + seen) + batches.rows.numel() * seen * outputs
-    fits = seen * (inputs + products * outputs + seen) <= _COPIES * objective.net.parameters
-    return seen > 0 and fits and spanned < _GAIN * plain
+def _cheapest(
+    objective: MeanLoss, shape: torch.Size, batches: Batches, products: int
+) -> Literal["samples", "steps"] | None:
+    """Say whether Z has each sample once, or those of each step; None if neither pays, or does not fit."""
+    (outputs, inputs), entries = shape, batches.rows.numel()
+
+    def work(rows: int, share: float) -> float:
+        fits = 0 < rows * (inputs + products * outputs + rows) <= _COPIES * objective.net.parameters
+        return rows * inputs * (products * outputs + rows) + share * entries * rows * outputs if fits else math.inf
+
+    samples, steps = work(most_distinct(batches), 1), work(entries, 0.5)
+    if min(samples, steps) >= _GAIN.get(batches.device.type, 1.0) * 2 * entries * inputs * outputs:
+        return None
+    return "samples" if samples <= steps else "steps"

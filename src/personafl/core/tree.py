@@ -134,14 +134,16 @@ def where(condition: Tensor, a: T, b: T) -> T:
 
 def finite(stacked: Tree, count: int) -> Tensor:
     """Return [count] booleans: which of the stacked entries have only finite numbers. Does not wait for a GPU."""
-    rows = [leaf.reshape(count, math.prod(leaf.shape[1:])) for leaf in leaves(stacked) if leaf.is_floating_point()]
+    numbers = [leaf for leaf in leaves(stacked) if leaf.is_floating_point() and leaf.numel()]
+    rows = [leaf.reshape(count, math.prod(leaf.shape[1:])) for leaf in numbers]
     if not rows:
         return torch.ones(count, dtype=torch.bool)
-    if not rows[0].is_cuda:  # one pass: a sum with inf or nan in it is inf or nan. A sum may also overflow.
-        good = torch.stack([row.sum(dim=1).isfinite() for row in rows]).all(0)
-        if good.all():
-            return good
-    return torch.stack([row.isfinite().all(dim=1) for row in rows]).all(0)
+    # In one pass: the largest of numbers with inf or nan among them is inf or nan. So is their sum, which a CPU is
+    # faster with; but a sum may overflow.
+    if rows[0].is_cuda:
+        return torch.stack([torch.linalg.vector_norm(row, torch.inf, dim=1).isfinite() for row in rows]).all(0)
+    good = torch.stack([row.sum(dim=1).isfinite() for row in rows]).all(0)
+    return good if good.all() else torch.stack([row.isfinite().all(dim=1) for row in rows]).all(0)
 
 
 def stack(trees: Sequence[T]) -> T:

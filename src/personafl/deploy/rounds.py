@@ -270,7 +270,7 @@ class Rounds(Journaled):
         """Keep the server's state after the open round; `following` is the number of the next one."""
         going = self._open
         taken = () if uploads is None else tuple(sorted(going.taken))
-        loss = None if uploads is None else float(uploads.mean().loss)
+        loss = None if uploads is None else uploads.loss()
         self.done = following
         self.directory.commit(Checkpoint(rounds=self.done), wire.encode(self._simulated.saved()))
         self.last = Closed(going.number, taken, len(going.cohort), loss)

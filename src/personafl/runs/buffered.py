@@ -124,6 +124,7 @@ class BufferedSimulation(Simulation):
     def _start(self, starting: Clients, message: Tree, number: int) -> int:
         """Train clients that start now, for when they arrive; return the bytes they were sent."""
         for clients, done in self.results(starting, message, number):
+            self._check_trained(number, clients, done.finite)
             size = torch.full((len(clients),), done.size, device=self._device)
             states, dense = done.states, wire.dense_each(done.uploads)
             self._wait(clients, tree.flatten(Finished(states, dense, size)))

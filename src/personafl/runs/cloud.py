@@ -110,7 +110,7 @@ class CloudSimulation(Simulation):
         uploads = _joined(done)
         return Round(
             number=number,
-            loss=float(uploads.mean().loss),
+            loss=uploads.loss(),
             clients=sum(len(turn.devices) for turn in (*event.isolated, *event.members)),
             bytes_down=sum(part.bytes_down for part in done),
             bytes_up=sum(part.bytes_up for part in done),
@@ -141,6 +141,7 @@ class CloudSimulation(Simulation):
         number, devices = turns[0].round, self._cloud.topology.devices
         active = [np.array(turn.devices, dtype=np.int64) for turn in turns]
         done = self._train(np.concatenate(active), self.broadcast(self._state_of(turns[0])), number)
+        self._look(done, number)
         offline = [self._offline(devices[turn.server], own, number) for turn, own in zip(turns, active, strict=True)]
         self._train_offline(np.concatenate(offline), number)
         return done

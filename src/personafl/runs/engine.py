@@ -105,8 +105,16 @@ class Engine:
 
     def train(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         """Return function(down, state, data) for every client, stacked; `states` and `data` come stacked."""
+        return self.kept(self.train_for_now(function, down, states, data))
+
+    def train_for_now(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
+        """Return the same; the next call may write over it, unless it is `kept`."""
         with torch.autocast("cuda", torch.bfloat16, enabled=self.bfloat16):
             return self._trained(function, down, states, data)
+
+    def kept(self, results: Tree) -> Tree:
+        """Return results that no later call writes over."""
+        return results if self.graphs is None else tree.map(torch.clone, results)
 
     def _trained(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         if self.strategy == "stacked":

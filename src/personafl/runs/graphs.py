@@ -41,7 +41,7 @@ class _Recording:
             if place.data_ptr() != value.data_ptr():  # the data pool is where it was
                 place.copy_(value)
         self.graph.replay()
-        return tree.map(torch.clone, self.outputs)
+        return self.outputs
 
 
 class Graphs:
@@ -53,7 +53,10 @@ class Graphs:
         self._refused = False
 
     def run(self, function: Callable[..., Tree], down: Tree, states: Tree, data: Data) -> Tree:
-        """Return function(down, states, data), from a recording if there is one or it is time for one."""
+        """Return function(down, states, data), from a recording if there is one or it is time for one.
+
+        The next call may write over it.
+        """
         name, steps = _name(function, down, states, data), _steps(data)
         met = self._met.setdefault(name, steps)
         if self._refused or met is steps:

@@ -7,7 +7,7 @@ uploads, and lets the server rule step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ class Trained(NamedTuple):
     uploads: Reduced | None  # None: nobody took part
     bytes_down: int
     bytes_up: int
+    unseen: list[tuple[Clients, torch.Tensor]]  # clients, and whether their numbers are finite, not looked at yet
 
 
 class Simulation:
@@ -79,6 +80,7 @@ class Simulation:
         self.server = self._begin()
         self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
         self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
+        self._plan: tuple[int, Clients, Clients, list[tuple[int, Clients]]] | None = None  # of its steps and chunks
         self._ahead = Ahead(self._trainer.drawn)
         if server_bytes is not None:
             self._restore(server_bytes)
@@ -111,8 +113,10 @@ class Simulation:
         done = self._train(cohort, message, number)
         loss = float("nan")
         if done.uploads is not None:
-            self.server = self.updated(self.server, done.uploads, number)
-            loss = float(done.uploads.mean().loss)
+            server = fed.algorithm.server.update(self.server, done.uploads, number)
+            self._look(done, number)  # as late as that, for a GPU is waited for here
+            self.server = self._checked(server, number)
+            loss = done.uploads.loss()
         self._train_offline(self._offline(fed.data.seen, cohort, number), number)
         return Round(number, loss, len(cohort), done.bytes_down, done.bytes_up, wire.ranks(message))
 
@@ -131,12 +135,22 @@ class Simulation:
         """Train clients of one server for a round, keep their states and join their uploads."""
         bytes_down, bytes_up = self._bytes_down(cohort, message), 0
         joined: Reduced | None = None
+        unseen: list[tuple[Clients, torch.Tensor]] = []
         for clients, done in self.results(cohort, message, number, join=True):
-            self._keep(clients, done.states)
+            if tree.leaves(done.states):
+                self._check_trained(number, clients, done.finite)
+                self._keep(clients, done.states)
+            else:
+                unseen.append((clients, done.finite))
             bytes_up += done.size * len(clients)
             part = self._trainer.joined(done.uploads, clients)
             joined = part if joined is None else joined.plus(part)
-        return Trained(joined, bytes_down, bytes_up)
+        return Trained(joined, bytes_down, bytes_up, unseen)
+
+    def _look(self, done: Trained, number: int) -> None:
+        """Fail if what clients sent is not finite."""
+        for clients, finite in done.unseen:
+            self._check_trained(number, clients, finite)
 
     def joined(self, chunks: Iterable[tuple[Clients, Tree]]) -> Reduced | None:
         """Join the dense uploads of chunks of clients, stacked, in order; None if there is none."""
@@ -149,12 +163,14 @@ class Simulation:
     def results(
         self, cohort: Clients, message: Tree, number: int, *, join: bool = False
     ) -> Iterator[tuple[Clients, Done]]:
-        """Train clients for a round, and yield chunks of them with what became of them; `join`: with uploads joined."""
+        """Train clients for a round, and yield chunks of them with what became of them; `join`: with uploads joined.
+
+        Whether that is finite is for the caller to look at.
+        """
         first, again = wire.dense(message), for_returning(message)
         down = first if again is message else wire.dense(again)
-        steps = self._steps(cohort, number)
-        chunks = [(which, clients) for which, _, clients in self.groups(cohort, steps)]
-        order = self._begun_order(chunks, dict(zip(cohort.tolist(), steps.tolist(), strict=True)))
+        steps, chunks = self._planned(cohort, number)
+        order = self._begun_order(chunks, cohort, steps)
         begin = functools.partial(self._begin_with, first)
         tasks = (
             Chunk(which, clients, number, down, begin(which, clients), join, self._ahead.take(clients, number))
@@ -165,18 +181,26 @@ class Simulation:
             results = self._ahead.handed_on(results, number, lambda: self._first_of_next(number))
         try:
             for (_, clients), done in results:
-                self._check_finite(f"round {number + 1}: training", clients, done.finite)
                 yield clients, done
         except WorkerFailed as error:
             task = order[error.task]
             raise WorkerFailed(f"{self._named(chunks[task][1])}: {error}", task) from error
 
-    def _begun_order(self, chunks: list[tuple[int, Clients]], steps: Mapping[int, int]) -> list[int]:
+    def _planned(self, cohort: Clients, number: int) -> tuple[Clients, list[tuple[int, Clients]]]:
+        """Return how many steps clients take in a round, and their chunks with the problem of each."""
+        plan, self._plan = self._plan, None
+        if plan is not None and plan[0] == number and plan[1] is cohort:
+            return plan[2:]
+        steps = self._steps(cohort, number)
+        return steps, [(which, clients) for which, _, clients in self.groups(cohort, steps)]
+
+    def _begun_order(self, chunks: list[tuple[int, Clients]], cohort: Clients, steps: Clients) -> list[int]:
         """Return in which order chunks are begun: where there are workers, so that these end together."""
         if self.federation.workers == 1:
             return list(range(len(chunks)))
         largest = max(problem.net.parameters for problem in self.federation.problems)
-        work = [sum(steps[client] for client in clients.tolist()) for _, clients in chunks]
+        taken = dict(zip(cohort.tolist(), steps.tolist(), strict=True))
+        work = [sum(taken[client] for client in clients.tolist()) for _, clients in chunks]
         return longest_first(work, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
     def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
@@ -188,8 +212,9 @@ class Simulation:
         """Return the first chunk of the round after this one, if its cohort is known and its samples are there."""
         if self._drawn is None or self._drawn[0] != number + 1 or self.federation.data.window is not None:
             return None
-        chunks = self.groups(self._drawn[1], self._steps(self._drawn[1], number + 1))
-        return next((clients for _, _, clients in chunks), None)
+        steps, chunks = self._planned(self._drawn[1], number + 1)
+        self._plan = number + 1, self._drawn[1], steps, chunks
+        return next((clients for _, clients in chunks), None)
 
     def _steps(self, clients: Clients, number: int) -> Clients:
         """Return how many steps clients take in a round."""
@@ -281,6 +306,9 @@ class Simulation:
         """Fail if what was computed for clients, stacked, is not finite."""
         self._check_finite(what, clients, tree.finite(result, len(clients)))
 
+    def _check_trained(self, number: int, clients: Clients, finite: torch.Tensor) -> None:
+        self._check_finite(f"round {number + 1}: training", clients, finite)
+
     def _check_finite(self, what: str, clients: Clients, finite: torch.Tensor) -> None:
         good = finite.cpu().numpy()
         if not good.all():
@@ -294,7 +322,7 @@ class Simulation:
 
     def _checked(self, server: Tree, number: int) -> Tree:
         """Return a server's state as it is kept; fail if it is not finite."""
-        if not all(bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(server)):
+        if not tree.finite([leaf.to(self._device).unsqueeze(0) for leaf in tree.leaves(server)], 1):
             raise Diverged(f"round {number + 1}: the shared model became non-finite; lower the server's learning rate")
         return _plain(server)
 

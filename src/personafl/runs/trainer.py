@@ -73,11 +73,13 @@ class Trainer:
         rule, engine = fed.algorithm.client, fed.engines[chunk.problem]
         data = chunk.data or self.drawn(chunk.clients, chunk.round)
         update = bound(rule.update, fed.problems[chunk.problem])
-        states, uploads = engine.train(update, chunk.down, chunk.states, data)
+        states, uploads = engine.train_for_now(update, chunk.down, chunk.states, data)
         finite, size = tree.finite((states, uploads), len(chunk.clients)), wire.size_of_one(uploads)
         if chunk.join and len(chunk.clients) > _SMALLER:
             uploads = self.joined(uploads, chunk.clients)
-        return Done(states, uploads, size, finite)
+        else:
+            uploads = engine.kept(uploads)
+        return Done(engine.kept(states), uploads, size, finite)
 
     def joined(self, uploads: Tree | Reduced, clients: Clients) -> Reduced:
         """Return the uploads of clients, joined if they are not yet."""
