@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from personafl.core import rng, tree
+from personafl.core.stack import Outside, stack_around
 
 __all__ = [
     "Batch",
@@ -145,17 +146,35 @@ class Batches(NamedTuple):
 
     def each(self) -> Iterator[Batch]:
         """Yield the minibatches in order; the pool's rows are gathered when a step needs them, never before."""
+        stack, drawn = stack_around(), (self.rows, self.real, self.key)
+        stack = stack if stack is not None and any(map(stack.has, drawn)) else None
+        rows, real, key = drawn if stack is None else map(stack.plain, drawn)
         for step in range(self.rows.shape[0]):
-            rows, real, full = self.rows[step], self.real[step], False
+            width, full = self.rows.shape[1], False
             if isinstance(self.mark, NoGaps) and self.mark.widths:
                 width, full = self.mark.widths[step], self.mark.even[step]
-                rows, real = rows[:width], real[:width]
-            x, y = rows_of(self.pool_x, rows), rows_of(self.pool_y, rows)
-            yield Batch(x, y, real, self.key[step], full, rows)
+            with Outside():  # beneath vmap, whose own way takes longer
+                parts = rows[..., step, :width], real[..., step, :width], key[..., step]
+            at, counts, dropout = parts if stack is None else map(stack.each, parts)
+            yield Batch(rows_of(self.pool_x, at), rows_of(self.pool_y, at), counts, dropout, full, at)
 
 
 def rows_of(pool: Tensor, rows: Tensor) -> Tensor:
     """Return pool[rows], copied row by row: indexing goes entry by entry, and is several times slower."""
+    stack = stack_around()
+    if stack is None or not stack.has(rows):
+        return _rows_of(pool, rows)
+    rows, pools = stack.plain(rows), stack.plain(pool) if stack.has(pool) else None
+    with Outside():
+        if pools is not None:  # clients' own, one below the other
+            size = pools.shape[1]
+            below = size * torch.arange(stack.clients, device=rows.device)
+            rows, pool = rows + below.reshape(-1, *[1] * (rows.ndim - 1)), pools.flatten(0, 1)
+        found = _rows_of(pool, rows)
+    return stack.each(found)
+
+
+def _rows_of(pool: Tensor, rows: Tensor) -> Tensor:
     if pool.ndim == 1:
         return pool[rows]
     return functional.embedding(rows, pool.flatten(1)).reshape(*rows.shape, *pool.shape[1:])

@@ -87,8 +87,8 @@ def descend_from(
 ) -> tuple[Params, Tree, Tensor]:
     """Do the same from an optimizer's state, and return x, the optimizer's last state and the mean objective."""
     params = start
-    total = torch.zeros((), device=batches.device)
-    count = torch.zeros((), device=batches.device)
+    values: list[Tensor] = []
+    counts: list[Tensor] = []
     factor = None if optimizer.factor is None else tree.number(optimizer.factor)
     # After the first step nobody else has the parameters, unless they are looked back at: then a step is in place.
     lasting = (batches.gaps and factor is None) or prox is not None or differentiated()
@@ -109,8 +109,11 @@ def descend_from(
         if alive is not None:
             if factor is None or prox is not None:
                 moved, stepped = tree.where(alive, (moved, stepped), (params, state))
-            total, count = total + torch.where(alive, value, 0.0), count + alive
-        else:
-            total, count = total + value, count + 1
+            value = torch.where(alive, value, 0.0)
+            counts.append(alive)
+        values.append(value)
         params, state = moved, stepped
-    return params, state, total / count.clamp(min=1)
+    if not values:
+        return params, state, torch.zeros((), device=batches.device)
+    count = torch.stack(counts).sum().clamp(min=1) if counts else len(values)
+    return params, state, torch.stack(values).sum() / count

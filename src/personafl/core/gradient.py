@@ -155,8 +155,6 @@ def _taped(
         value = tape.plain(value)
     with Outside():
         dense: tuple[Tensor | None, ...] = (None,) * len(leaves)
-        if value.requires_grad:
-            with torch.enable_grad():
-                total = value.sum()
-            dense = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        if value.requires_grad:  # of the sum over clients: each has a say in its own value alone
+            dense = torch.autograd.grad(value, list(leaves.values()), torch.ones_like(value), allow_unused=True)
         return _Tape(stack, leaves, dict(zip(leaves, dense, strict=True)), layers.kept, value.detach())

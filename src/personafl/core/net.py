@@ -8,10 +8,9 @@ What torch.func cannot take is changed or refused here, once, before any trainin
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -77,19 +76,17 @@ class Net:
             extra |= {f"{name}.real": real for name in self._norms}
         if self.convolutional and x.ndim == 4 and x.device.type == "cpu" and maybe_current_level() is None:
             x = x.to(memory_format=torch.channels_last)  # what convolutions and pooling on a CPU are fastest with
-        with self._holding(params | extra):
-            output: Tensor = self._module(x)
-        return output
+        return self._called(params | extra, x)
 
-    @contextlib.contextmanager
-    def _holding(self, values: dict[str, Tensor]) -> Iterator[None]:
-        """Put values in the places of parameters and buffers: torch.func.functional_call, with the places looked up."""
+    def _called(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Call the module with values for parameters and buffers: functional_call, with their places looked up."""
         places = [(table, local, value) for name, value in values.items() for table, local in self._places[name]]
         before = [table[local] for table, local, _ in places]
         try:
             for table, local, value in places:
                 table[local] = value
-            yield
+            output: Tensor = self._module(x)
+            return output
         finally:
             for (table, local, _), old in zip(places, before, strict=True):
                 table[local] = old

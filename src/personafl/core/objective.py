@@ -10,6 +10,7 @@ from torch import Tensor
 
 from personafl.core.batches import Batch
 from personafl.core.net import Net
+from personafl.core.stack import stack_around
 from personafl.core.tree import Params
 
 __all__ = ["Loss", "MeanLoss"]
@@ -33,6 +34,14 @@ class MeanLoss:
         """Return f."""
         real = None if batch.full else batch.real
         losses = self.loss(self.net.apply(self.fixed | params, batch.x, real, batch.key), batch.y)
-        if batch.full:
-            return losses.mean()
-        return torch.where(batch.real, losses, 0.0).sum() / batch.real.sum().clamp(min=1)
+        stack = stack_around()
+        if stack is not None and stack.has(losses):
+            return stack.call(_mean, losses) if real is None else stack.call(_mean, losses, real)
+        return _mean(losses, real)
+
+
+def _mean(losses: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return the mean over the last axis of those that count."""
+    if real is None:
+        return losses.mean(-1)
+    return torch.where(real, losses, 0.0).sum(-1) / real.sum(-1).clamp(min=1)

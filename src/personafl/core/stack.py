@@ -6,15 +6,20 @@ one client, with PyTorch's own tape underneath.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch._C._functorch import (
     CVmapInterpreterPtr,
     TransformType,
     _add_batch_dim,
     _remove_batch_dim,
+    _vmap_decrement_nesting,
+    _vmap_increment_nesting,
     is_batchedtensor,
     maybe_current_level,
     maybe_get_level,
@@ -23,8 +28,9 @@ from torch._C._functorch import (
     push_dynamic_layer_stack,
 )
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.func import vmap
 
-__all__ = ["Outside", "Stack", "differentiated", "stack_around", "transformed"]
+__all__ = ["Outside", "Stack", "Stacking", "differentiated", "stack_around", "transformed"]
 
 
 class Stack(NamedTuple):
@@ -53,19 +59,53 @@ class Stack(NamedTuple):
         return self.each(result)
 
 
-class Outside:
-    """While it is entered, the one vmap around, if any, is not: a context made for steps that take a millisecond."""
+class Stacking:
+    """While it is entered, one client's code runs for several: `torch.func.vmap`, without its checks of arguments.
 
-    __slots__ = ("_inner",)
+    These take longer than a small step. What the clients' code sees comes from `Stack.each`, what it returns goes to
+    `Stack.plain`.
+    """
+
+    __slots__ = ("_clients",)
+
+    def __init__(self, clients: int) -> None:
+        _load()
+        self._clients = clients
+
+    def __enter__(self) -> Stack:
+        """Begin a vmap."""
+        return Stack(_vmap_increment_nesting(self._clients, "error"), self._clients)
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        _vmap_decrement_nesting()
+
+
+@functools.cache
+def _load() -> None:
+    """Have torch load what vmap needs."""
+    vmap(torch.neg)(torch.zeros(1))
+
+
+class Outside:
+    """While it is entered, the one vmap around, if any, is not: a context made for steps that take a millisecond.
+
+    Nor is any `TorchFunctionMode`, which would look at every call.
+    """
+
+    __slots__ = ("_inner", "_unseen")
 
     def __enter__(self) -> None:
         """Leave the vmap."""
+        self._unseen = DisableTorchFunction()
+        self._unseen.__enter__()
         self._inner = pop_dynamic_layer_stack() if maybe_current_level() == 1 else None
 
     def __exit__(self, *_: object) -> None:
         """Be back in it."""
         if self._inner is not None:
             push_dynamic_layer_stack(self._inner)
+        self._unseen.__exit__(None, None, None)
 
 
 def transformed() -> bool:

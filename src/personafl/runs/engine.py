@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.func import vmap
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
 from personafl.core.batches import Batches, Data, Steps, counted_steps, draw, drawn_steps, marked
 from personafl.core.draws import draw_there, fits_there
+from personafl.core.stack import Stacking
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
@@ -118,11 +118,12 @@ class Engine:
 
     def _trained(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         if self.strategy == "stacked":
-            stacked = Data(dict.fromkeys(data.phases, _STACKED_BATCHES), 0, None)  # type: ignore[arg-type]
-            every = functools.wraps(function)(vmap(function, in_dims=(None, 0, stacked)))
+            every = _for_all(function)
             return every(down, states, data) if self.graphs is None else self.graphs.run(every, down, states, data)
-        count = len(data.examples)
-        return tree.stack([function(down, tree.take(states, row), _one(data, row)) for row in range(count)])
+        results = [function(down, tree.take(states, row), _one(data, row)) for row in range(len(data.examples))]
+        if len(results) == 1:  # without a copy
+            return tree.map(lambda leaf: leaf.unsqueeze(0), results[0])
+        return tree.stack(results)
 
 
 @functools.cache
@@ -136,7 +137,22 @@ def _keep_freed_memory() -> None:
             ctypes.CDLL(None).mallopt(option, value)
 
 
-_STACKED_BATCHES = Batches(None, None, 0, 0, 0, None)  # type: ignore[arg-type]  # vmap's axes: the pool is shared
+def _for_all(function: Callable[..., Any]) -> Callable[..., Tree]:
+    """Return a function of one client for stacked ones: states and data come stacked, but for the shared pool."""
+
+    @functools.wraps(function)
+    def every(down: Tree, states: Tree, data: Data) -> Tree:
+        with Stacking(len(data.examples)) as stack:
+            phases = {
+                name: batches._replace(
+                    rows=stack.each(batches.rows), real=stack.each(batches.real), key=stack.each(batches.key)
+                )
+                for name, batches in data.phases.items()
+            }
+            own = Data(phases, stack.each(data.examples), data.round)
+            return tree.map(stack.plain, function(down, tree.map(stack.each, states), own))
+
+    return every
 
 
 def _one(data: Data, row: int) -> Data:
