@@ -20,15 +20,17 @@ def test_everyone_is_in_one_chunk_and_no_chunk_is_too_large(steps: list[int], ch
 
 
 def test_those_with_equally_many_steps_go_together() -> None:
-    """Three take 5 steps, four 2, one 1. Stacks of at least two: {5, 5, 5}, {2, 2, 2, 2}, {1}; of at least four the
-    first also has a client with 2 steps, where the fourth is reached, and goes on to the end of those."""
+    """Three take 5 steps, four 2, one 1. Each number has its own stack if one client is enough for one. If it takes two,
+    the last goes with those before; if four, those with 5 do not make a stack, and what is left of the others neither.
+    """
     steps = np.array([2, 5, 2, 1, 5, 2, 5, 2])
 
     def cut(least: int) -> list[list[int]]:
         return [steps[members].tolist() for members in Engine("stacked", 8, least).chunks(np.arange(8), steps)]
 
-    assert cut(2) == [[5, 5, 5], [2, 2, 2, 2], [1]]
-    assert cut(4) == [[5, 5, 5, 2, 2, 2, 2], [1]]
+    assert cut(1) == [[5, 5, 5], [2, 2, 2, 2], [1]]
+    assert cut(2) == [[5, 5, 5], [2, 2, 2, 2, 1]]
+    assert cut(4) == [[5, 5, 5, 2, 2, 2, 2, 1]]
 
 
 def test_equal_clients_keep_their_order() -> None:

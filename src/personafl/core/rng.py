@@ -89,4 +89,4 @@ def permutations(sizes: NDArray[np.int64], keys: Words) -> NDArray[np.int64]:
     positions = np.arange(int(sizes.max(initial=0)))
     draws = mix(keys[:, None], positions[None, :])
     draws[positions[None, :] >= sizes[:, None]] = np.iinfo(np.uint64).max
-    return np.argsort(draws, axis=1, kind="stable")
+    return np.argsort(draws, axis=1)  # no two hashes of 64 bits are equal, so any kind of sorting gives one order

@@ -100,6 +100,8 @@ class Engine:
             full = min(start + self.chunk, len(clients))
             enough = ends[(ends >= start + self.least) & (ends < full)]
             end = int(enough[0]) if len(enough) else full
+            if len(clients) - end < self.least and full == len(clients):
+                end = full  # the rest is not worth a chunk of its own
             yield clients[order[start:end]]
             start = end
 
