@@ -121,7 +121,12 @@ def floor(work: Work, dtype: str) -> Callable[[], object]:
     def together(each: torch.Tensor) -> torch.Tensor:  # [clients, steps, batch] -> [steps, clients · batch]
         return each.transpose(0, 1).flatten(1)
 
-    joined = phase._replace(rows=together(phase.rows)[None], real=together(phase.real)[None], key=phase.key[:1])
+    joined = phase._replace(
+        rows=together(phase.rows)[None],
+        real=together(phase.real)[None],
+        key=phase.key[:1],
+        mark=replace(phase.mark, most=0),  # it was how many samples a client has
+    )
     data = data._replace(phases={"local": joined}, examples=data.examples[:1])
     one = replace(fed.engines[0], graphs=Graphs())
     down = simulation(work, "stacked", dtype).down()

@@ -170,13 +170,14 @@ def test_fields_of_a_server_can_be_its_own() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("clients", [1, 31, 32, 100])
 @pytest.mark.parametrize("rounded", [True, False])
-def test_a_gpu_sums_uploads_as_a_cpu_does(clients: int, rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_sums_uploads_as_a_cpu_does(clients: int, rounded: bool) -> None:
     """In single precision for a few at a time, but never rounded to TF32."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", rounded)
+    torch.backends.cuda.matmul.allow_tf32 = rounded
     uploads = torch.randn(clients, 7, 5, generator=torch.Generator().manual_seed(0))
     weights = torch.arange(1, clients + 1)
     found = reduce({"w": uploads.cuda()}, weights.cuda()).total["w"]
     assert torch.backends.cuda.matmul.allow_tf32 == rounded
+    torch.backends.cuda.matmul.allow_tf32 = False
     exact = reduce({"w": uploads}, weights).total["w"]
     scale = reduce({"w": uploads.abs()}, weights).total["w"]
     assert found.dtype == torch.float64

@@ -20,8 +20,8 @@ def test_everyone_is_in_one_chunk_and_no_chunk_is_too_large(steps: list[int], ch
 
 
 def test_those_with_equally_many_steps_go_together() -> None:
-    """Three take 5 steps, four 2, one 1. Each number has its own stack if one client is enough for one. If it takes two,
-    the last goes with those before; if four, those with 5 do not make a stack, and what is left of the others neither.
+    """Three take 5 steps, four 2, one 1. Each number has its own stack if one client is enough for one. If it takes
+    two, the last goes with those before; if four, those with 5 do not make a stack, nor does what is left then.
     """
     steps = np.array([2, 5, 2, 1, 5, 2, 5, 2])
 
