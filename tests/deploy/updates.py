@@ -154,7 +154,9 @@ def generated(seed: int, update: Update, payload: bytes) -> Made:
         flat = named[name].view(-1)
         flat[dice.randrange(len(flat))] = dice.choice([float("nan"), float("inf"), -float("inf"), 1e30, -1e38])
     elif kind == 5:
-        named[name] = torch.zeros([dice.randrange(0, 9) for _ in range(dice.randrange(1, 5))])
+        shape = [dice.randrange(0, 9) for _ in range(dice.randrange(1, 5))]
+        right = shape == list(named[name].shape)  # zeros of the right shape would be a fine update
+        named[name] = torch.zeros([*shape, 1] if right else shape)
     elif kind == 6:
         named[name] = named[name].to(dice.choice([torch.float16, torch.float64, torch.int8, torch.int64, torch.bool]))
     else:

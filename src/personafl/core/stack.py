@@ -6,9 +6,10 @@ one client, with PyTorch's own tape underneath.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ from torch._C._functorch import (
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.func import vmap
 
-__all__ = ["Outside", "Stack", "Stacking", "differentiated", "stack_around", "transformed"]
+__all__ = ["Outside", "Stack", "differentiated", "stack_around", "stacked", "transformed"]
+
+T = TypeVar("T")
 
 
 class Stack(NamedTuple):
@@ -54,31 +57,24 @@ class Stack(NamedTuple):
     def call(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
         """Return a function of plain values, as one client sees it."""
         plain = [self.plain(value) for value in values]
-        with Outside():
+        with DisableTorchFunction(), Outside():  # a `TorchFunctionMode` would look at every call
             result = function(*plain)
         return self.each(result)
 
 
-class Stacking:
-    """While it is entered, one client's code runs for several: `torch.func.vmap`, without its checks of arguments.
+def stacked(clients: int, function: Callable[[Stack], T]) -> T:
+    """Return what one client's code computes for several: `torch.func.vmap`, without its checks of all arguments.
 
-    These take longer than a small step. What the clients' code sees comes from `Stack.each`, what it returns goes to
+    These take longer than a small step. What the code sees is to come from `Stack.each`, and what it returns to go to
     `Stack.plain`.
     """
-
-    __slots__ = ("_clients",)
-
-    def __init__(self, clients: int) -> None:
-        _load()
-        self._clients = clients
-
-    def __enter__(self) -> Stack:
-        """Begin a vmap."""
-        return Stack(_vmap_increment_nesting(self._clients, "error"), self._clients)
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        _vmap_decrement_nesting()
+    _load()
+    level = _vmap_increment_nesting(clients, "error")
+    try:
+        return function(Stack(level, clients))
+    finally:
+        with contextlib.suppress(RuntimeError):  # Ctrl-C may come while it is left (`Outside`): then it is not there
+            _vmap_decrement_nesting()
 
 
 @functools.cache
@@ -88,24 +84,18 @@ def _load() -> None:
 
 
 class Outside:
-    """While it is entered, the one vmap around, if any, is not: a context made for steps that take a millisecond.
+    """While it is entered, the one vmap around, if any, is not: a context made for steps that take a millisecond."""
 
-    Nor is any `TorchFunctionMode`, which would look at every call.
-    """
-
-    __slots__ = ("_inner", "_unseen")
+    __slots__ = ("_inner",)
 
     def __enter__(self) -> None:
         """Leave the vmap."""
-        self._unseen = DisableTorchFunction()
-        self._unseen.__enter__()
         self._inner = pop_dynamic_layer_stack() if maybe_current_level() == 1 else None
 
     def __exit__(self, *_: object) -> None:
         """Be back in it."""
         if self._inner is not None:
             push_dynamic_layer_stack(self._inner)
-        self._unseen.__exit__(None, None, None)
 
 
 def transformed() -> bool:

@@ -20,7 +20,7 @@ from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
 from personafl.core.batches import Batches, Data, Steps, counted_steps, draw, drawn_steps, marked
 from personafl.core.draws import draw_there, fits_there
-from personafl.core.stack import Stacking
+from personafl.core.stack import Stack, stacked
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
@@ -142,17 +142,17 @@ def _keep_freed_memory() -> None:
 def _for_all(function: Callable[..., Any]) -> Callable[..., Tree]:
     """Return a function of one client for stacked ones: states and data come stacked, but for the shared pool."""
 
+    def own(batches: Batches, each: Callable[[torch.Tensor], torch.Tensor]) -> Batches:
+        return batches._replace(rows=each(batches.rows), real=each(batches.real), key=each(batches.key))
+
     @functools.wraps(function)
     def every(down: Tree, states: Tree, data: Data) -> Tree:
-        with Stacking(len(data.examples)) as stack:
-            phases = {
-                name: batches._replace(
-                    rows=stack.each(batches.rows), real=stack.each(batches.real), key=stack.each(batches.key)
-                )
-                for name, batches in data.phases.items()
-            }
-            own = Data(phases, stack.each(data.examples), data.round)
-            return tree.map(stack.plain, function(down, tree.map(stack.each, states), own))
+        def one(stack: Stack) -> Tree:
+            phases = {name: own(batches, stack.each) for name, batches in data.phases.items()}
+            seen = Data(phases, stack.each(data.examples), data.round)
+            return tree.map(stack.plain, function(down, tree.map(stack.each, states), seen))
+
+        return stacked(len(data.examples), one)
 
     return every
 
