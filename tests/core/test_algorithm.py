@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from personafl.core import tree
-from personafl.core.algorithm import Empty, Problem, Reduced, own_fields, reduce
+from personafl.core.algorithm import Empty, Problem, Reduced, join, own_fields, reduce
 from personafl.core.batches import Batch
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
@@ -165,6 +165,18 @@ def test_fields_of_a_server_can_be_its_own() -> None:
     assert State.OWN_FIELDS == ("loss",)  # type: ignore[attr-defined]
     assert State(1, 2)._asdict() == {"change": 1, "loss": 2}
     assert not hasattr(Up, "OWN_FIELDS")
+
+
+def test_a_few_uploads_are_joined_in_place() -> None:
+    """As `plus` does it; what was joined before is gone."""
+    stacked = {"w": torch.arange(12.0).reshape(3, 4), "loss": torch.tensor([1.0, 2.0, 4.0])}
+    weights = torch.tensor([5, 2, 1])
+    first = join(None, tree.select(stacked, slice(1)), weights[:1])
+    found = join(first, tree.select(stacked, slice(1, 3)), weights[1:])
+    expected = reduce(stacked, weights)
+    assert found.total["w"] is first.total["w"]
+    assert (found.clients, float(found.weight)) == (3, 8.0)
+    torch.testing.assert_close(found.total, expected.total, rtol=0, atol=1e-12)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from personafl.core import layers, tree
 from personafl.core.gradient import step
 from personafl.core.layers import Factored
+from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -71,6 +72,13 @@ def test_clients_that_begin_with_one_model() -> None:
     moved, _ = vmap(lambda x: step(objective, one(0), x, RATE))(X)
     for client in range(CLIENTS):
         assert_close(tree.take(moved, client), expected(one(0), X[client])[0])
+
+
+def test_a_step_leaves_parameters_that_it_does_not_own() -> None:
+    """Also those that a term says nothing about."""
+    params, before = one(0), one(0)
+    step(objective, params, X[0], RATE, term=Quadratic(slope={"bias": WEIGHTS["bias"][1]}))
+    assert_close(params, before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])

@@ -29,6 +29,16 @@ def test_no_pull() -> None:
     )
 
 
+def test_a_parameter_without_a_term_has_none_of_it() -> None:
+    term = Quadratic({"a": torch.ones(2)}, {"b": torch.zeros(2)}, 0.5)
+    assert [term.has(name) for name in "abc"] == [True, True, False]
+    assert {name: g.tolist() for name, g in term.gradient(dict.fromkeys("abc", torch.full((2,), 4.0))).items()} == {
+        "a": [1.0, 1.0],
+        "b": [2.0, 2.0],
+        "c": [0.0, 0.0],
+    }
+
+
 @pytest.mark.parametrize("sloped", [True, False])
 @pytest.mark.parametrize("held", [True, False])
 def test_the_gradient_of_a_quadratic_is_that_of_its_formula(sloped: bool, held: bool) -> None:

@@ -180,13 +180,13 @@ def test_the_mean_is_the_one_by_hand(simulate: Any, weights: str, strategy: str)
 def test_bytes_are_those_of_the_messages(simulate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encode every message of every client of three rounds and add up the lengths."""
     up: list[int] = []
-    real = trainer.reduce
+    real = trainer.join
 
-    def spy(uploads: Any, weights: Tensor) -> Any:
+    def spy(joined: Any, uploads: Any, weights: Tensor) -> Any:
         up.extend(len(wire.encode(tree.take(uploads, row))) for row in range(len(weights)))
-        return real(uploads, weights)
+        return real(joined, uploads, weights)
 
-    monkeypatch.setattr(trainer, "reduce", spy)
+    monkeypatch.setattr(trainer, "join", spy)
     run = simulate(federation("ditto", engine=Engine("stacked", 2)))
     for number in range(3):
         up.clear()

@@ -71,6 +71,29 @@ def test_tensors_keep_dtype_and_layout_and_are_the_receivers_own(crew: Any) -> N
     assert second["flipped"].sum() == 0  # and did not overwrite the first
 
 
+class Told(NamedTuple):
+    down: Any
+    number: int
+
+
+def test_a_broadcast_is_sent_to_a_worker_once(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until there is another one."""
+    one, other = {"w": torch.tensor([3.0])}, {"w": torch.tensor([5.0])}
+    sent: list[object] = []
+    plain = workers._Shelf.dumps
+
+    def watched(self: Any, message: Any) -> bytes:
+        sent.append(getattr(message, "down", None))
+        return plain(self, message)
+
+    monkeypatch.setattr(workers._Shelf, "dumps", watched)
+    tasks = [*(Told(one, 10**power) for power in range(4)), Told(other, 1), Told(other, 10), Told(one, 2)]
+    found = list(crew(lambda task: float(task.down["w"]) * task.number).map(tasks))
+    assert found == [3.0, 30.0, 300.0, 3000.0, 5.0, 50.0, 6.0]
+    assert sum(down is one for down in sent) <= 4  # twice to each of the two
+    assert any(isinstance(down, workers._Again) for down in sent)
+
+
 def test_a_message_beyond_the_room_goes_through_the_pipe(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_ROOM", 4096)
     [result] = crew(doubled).map([Pair(0, torch.arange(5000.0))])

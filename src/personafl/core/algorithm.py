@@ -33,6 +33,7 @@ __all__ = [
     "Reduced",
     "ServerRule",
     "for_returning",
+    "join",
     "own_fields",
     "packed",
     "reduce",
@@ -258,6 +259,17 @@ def reduce(stacked: Tree, weights: Tensor) -> Reduced:
     dtype = next((leaf.dtype for leaf in tree.leaves(stacked)), torch.float32)
     total = tree.map(lambda leaf: _weighted_sum(weights, leaf), stacked)
     return Reduced(total, weights.sum(), len(weights), dtype)
+
+
+def join(joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
+    """Reduce the stacked uploads of a few clients onto what is joined so far, in its memory."""
+    if joined is None or weights.is_cuda:
+        part = reduce(stacked, weights)
+        return part if joined is None else joined.plus(part)
+    weights = weights.to(torch.float64)
+    for row, weight in enumerate(weights.tolist()):
+        tree.map(lambda total, leaf: total.add_(leaf[row], alpha=weight), joined.total, stacked)  # noqa: B023
+    return joined._replace(weight=joined.weight + weights.sum(), clients=joined.clients + len(weights))
 
 
 def _weighted_sum(weights: Tensor, stacked: Tensor) -> Tensor:

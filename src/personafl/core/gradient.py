@@ -65,7 +65,7 @@ def step(
         rate = tape.plain(rate) if isinstance(rate, Tensor) else rate
         for name, leaf in tape.leaves.items():
             value, own, dense = leaf.detach(), owned, tape.dense[name]
-            if term is not None:  # first, for it is to be taken where the step begins
+            if term is not None and term.has(name):  # first, for it is to be taken where the step begins
                 value, own = _moved_by(_plain_term(tape, term, name), value, rate, taken, into=own), True
             if dense is not None:
                 value, own = tree.added(value, _masked(dense, taken), rate, into=own), True

@@ -38,6 +38,10 @@ class Quadratic(NamedTuple):
         """Return the slope and the anchor of one parameter."""
         return (self.slope or {}).get(name), (self.anchor or {}).get(name)
 
+    def has(self, name: str) -> bool:
+        """Say whether there is a term of one parameter."""
+        return any(part is not None for part in self.parts(name))
+
     def _at(self, name: str, value: Tensor) -> Tensor:
         slope, anchor = self.parts(name)
         pulled = None if anchor is None else self.strength * (value - anchor)

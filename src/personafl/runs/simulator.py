@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Empty, Problem, Reduced, for_returning, reduce
+from personafl.core.algorithm import Empty, Problem, Reduced, for_returning
 from personafl.core.batches import Data
 from personafl.core.tree import Tree
 from personafl.errors import Diverged
@@ -143,8 +143,7 @@ class Simulation:
             else:
                 unseen.append((clients, done.finite))
             bytes_up += done.size * len(clients)
-            part = self._trainer.joined(done.uploads, clients)
-            joined = part if joined is None else joined.plus(part)
+            joined = self._trainer.join(joined, done.uploads, clients)
         return Trained(joined, bytes_down, bytes_up, unseen)
 
     def _look(self, done: Trained, number: int) -> None:
@@ -156,8 +155,7 @@ class Simulation:
         """Join the dense uploads of chunks of clients, stacked, in order; None if there is none."""
         joined: Reduced | None = None
         for clients, uploads in chunks:
-            part = reduce(uploads, self.federation.weighing(clients))
-            joined = part if joined is None else joined.plus(part)
+            joined = self._trainer.join(joined, self._trainer.joined_there(uploads, clients), clients)
         return joined
 
     def results(

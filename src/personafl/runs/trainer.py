@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Problem, Reduced, reduce
+from personafl.core.algorithm import Problem, Reduced, join, reduce
 from personafl.core.batches import Data
 from personafl.core.tree import Tree
 from personafl.runs.engine import gather
@@ -75,17 +75,23 @@ class Trainer:
         update = bound(rule.update, fed.problems[chunk.problem])
         states, uploads = engine.train_for_now(update, chunk.down, chunk.states, data)
         finite, size = tree.finite((states, uploads), len(chunk.clients)), wire.size_of_one(uploads)
-        if chunk.join and len(chunk.clients) > _SMALLER:
-            uploads = self.joined(uploads, chunk.clients)
-        else:
+        if chunk.join:
+            uploads = self.joined_there(uploads, chunk.clients)
+        if not isinstance(uploads, Reduced):
             uploads = engine.kept(uploads)
         return Done(engine.kept(states), uploads, size, finite)
 
-    def joined(self, uploads: Tree | Reduced, clients: Clients) -> Reduced:
-        """Return the uploads of clients, joined if they are not yet."""
-        if isinstance(uploads, Reduced):
+    def joined_there(self, uploads: Tree, clients: Clients) -> Tree | Reduced:
+        """Return the uploads of clients, joined where these are trained if that is less to send."""
+        if len(clients) <= _SMALLER:
             return uploads
         return reduce(wire.dense_each(uploads), self._federation.weighing(clients))
+
+    def join(self, joined: Reduced | None, uploads: Tree | Reduced, clients: Clients) -> Reduced:
+        """Join the uploads of a chunk with what is joined so far, in the memory of that."""
+        if isinstance(uploads, Reduced):
+            return uploads if joined is None else joined.plus(uploads)
+        return join(joined, wire.dense_each(uploads), self._federation.weighing(clients))
 
     def drawn(self, clients: Clients, number: int) -> Data:
         """Return the batches of clients for a round."""

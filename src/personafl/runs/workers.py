@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -196,10 +196,15 @@ def _end(workers: list[_Worker]) -> None:
         worker.connection.close()
 
 
+class _Again(NamedTuple):
+    """In place of a task's broadcast: that of the worker's last task."""
+
+
 class _Worker:
     """One process, and how it is talked to."""
 
     def __init__(self, work: Work) -> None:
+        self._down: Any = None
         self.connection, other = multiprocessing.Pipe()
         self._tasks, self._results = _Shelf(), _Shelf()
         arguments = (other, self._tasks, self._results, work, os.getpid())
@@ -211,7 +216,11 @@ class _Worker:
         other.close()
 
     def send(self, task: Any, number: int) -> None:
-        """Give it a task."""
+        """Give it a task; the broadcast of its last one is not sent again."""
+        down = getattr(task, "down", None)
+        if down is not None and down is self._down:
+            task = task._replace(down=_Again())
+        self._down = down
         try:
             self.connection.send_bytes(self._tasks.dumps(task))
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -244,8 +253,12 @@ def _serve(connection: Connection, tasks: _Shelf, results: _Shelf, work: Work, p
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    down: Any = None
     while True:
         task = tasks.loads(connection.recv_bytes())
+        if isinstance(getattr(task, "down", None), _Again):
+            task = task._replace(down=down)
+        down = getattr(task, "down", None)
         try:
             answer = results.dumps((True, work(task)))
         except PersonaError as error:
