@@ -262,8 +262,8 @@ def reduce(stacked: Tree, weights: Tensor) -> Reduced:
 
 
 def join(joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
-    """Reduce the stacked uploads of a few clients onto what is joined so far, in its memory."""
-    if joined is None or weights.is_cuda:
+    """Reduce stacked uploads onto what is joined so far; those of one or two clients in its memory."""
+    if joined is None or weights.is_cuda or len(weights) > 2:
         part = reduce(stacked, weights)
         return part if joined is None else joined.plus(part)
     weights = weights.to(torch.float64)

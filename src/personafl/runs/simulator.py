@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Empty, Problem, Reduced, for_returning
+from personafl.core.algorithm import Empty, Problem, Reduced, for_returning, join
 from personafl.core.batches import Data
 from personafl.core.tree import Tree
 from personafl.errors import Diverged
@@ -155,7 +155,7 @@ class Simulation:
         """Join the dense uploads of chunks of clients, stacked, in order; None if there is none."""
         joined: Reduced | None = None
         for clients, uploads in chunks:
-            joined = self._trainer.join(joined, self._trainer.joined_there(uploads, clients), clients)
+            joined = join(joined, uploads, self.federation.weighing(clients))
         return joined
 
     def results(
