@@ -24,7 +24,7 @@ unit: install-dev
 	$(BIN)/pytest -n 2
 
 test-slow: install-dev
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --timeout 0
 
 # The tables of docs/evidence.md on FedAlt and FedSim; long, CIFAR-10 wants a GPU. DATA has the data sets.
 DATA ?= ../shared/data

@@ -421,7 +421,9 @@ class Quadratics:
     def simulation(
         self, section: CloudSection, step: float, events: Iterable[Aggregation] | None = None
     ) -> CloudSimulation:
-        problem = Problem(Net(nn.Linear(2, 1, bias=False).double()), half_square)
+        start = nn.Linear(2, 1, bias=False).double()
+        nn.init.zeros_(start.weight)
+        problem = Problem(Net(start), half_square)
         sizes = (4,) * len(self.x)
         simulate = simulator(self.folder, self.x.reshape(-1, 2), self.y.reshape(-1), sizes, problem)
         training = Training(work=Steps(steps=1, batch=None), optimizer=Sgd(lr=0.28))  # 1/(L + γ)
