@@ -7,7 +7,7 @@ Sides: personafl; pfl (`pip install pfl`); Flower's simulation (`pip install "fl
 of FedJAX (`pip install jax`) and of PFLlib; and a tight one-by-one loop. Packages may live in an environment of their
 own, given by `--peers-python`. A side that is not installed, or does not have the method, says so and is left out.
 First all sides train one small round in float64 from the same start, in full batches, and must come to the same shared
-model; then they take turns, A B C A B C, a round each.
+model; then they take turns, A B C A B C: rounds for half a second, at least one.
 
 With `--cores 2` ours and Flower have two processes; pfl and the loops are tried with two threads and with one, and the
 better of the two counts.
@@ -45,12 +45,13 @@ class Side:
 
     def __init__(self, name: str, cores: int, work: str, method: str, options: argparse.Namespace) -> None:
         python = options.peers_python if name in PACKAGES else sys.executable
+        chosen = [word for word in ("quick", "bfloat16") if getattr(options, word)]
         threads = "1" if name in PROCESSES else str(cores)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         self.name, self.cores = name, cores
         self.label = name if name in PROCESSES or options.cores == 1 else f"{name}, {cores} thread(s)"
         self._process = subprocess.Popen(
-            [python, str(HERE / "side.py"), name, work, method, str(cores), *(["quick"] if options.quick else [])],
+            [python, str(HERE / "side.py"), name, work, method, str(cores), *chosen],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -110,9 +111,9 @@ def compare(work: str, method: str, options: argparse.Namespace) -> list[str]:
         print(f"{work}, {method}: {name} {refused}", file=sys.stderr)
     sides = [side for side in sides if not side.refused]
     gaps = distances(sides, work)
-    for number in range(options.rounds + 1):
+    for number in range(options.turns + 1):
         for side in sides:
-            took = side.ask("round")["seconds"]
+            took = side.ask("turn")["seconds"]
             if number:  # the first one warms up
                 side.seconds.append(took)
     for side in sides:
@@ -142,12 +143,13 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", choices=METHODS, default=["fedavg"])
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--against", choices=SIDES, default="pfl", help="the side that ratios are to")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds per side")
+    parser.add_argument("--turns", type=int, default=7, help="timed turns per side")
     parser.add_argument("--cores", type=int, default=1, help="of every side")
-    parser.add_argument("--quick", action="store_true", help="fewer clients and rounds: does it work here?")
+    parser.add_argument("--quick", action="store_true", help="fewer clients and turns: does it work here?")
+    parser.add_argument("--bfloat16", action="store_true", help="products and convolutions of all sides round to it")
     parser.add_argument("--peers-python", default=sys.executable, help="python of an environment with the packages")
     options = parser.parse_args()
-    options.rounds = 2 if options.quick else options.rounds
+    options.turns = 2 if options.quick else options.turns
     print(f"| work | side | clients/s best | median | × {options.against} best | median | distance |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for work in options.work:

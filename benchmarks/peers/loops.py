@@ -7,6 +7,7 @@ label) pairs.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 
@@ -21,10 +22,11 @@ __all__ = ["PFLlibStyle", "Tight", "loss_of"]
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 
-def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def loss_of(work: Work, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return the mean cross-entropy of a batch."""
-    outputs = model(x)
-    return functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
+    with torch.autocast("cpu", torch.bfloat16) if work.bfloat16 else contextlib.nullcontext():
+        outputs = model(x)
+        return functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
 
 class Loop:
@@ -76,7 +78,7 @@ class Tight(Loop):
         for p in self.params:
             p.requires_grad_(any(p is w for w in which))
         for bx, by in self.batches(x, y):
-            gradients = list(torch.autograd.grad(loss_of(self.model, bx, by), which))
+            gradients = list(torch.autograd.grad(loss_of(self.work, self.model, bx, by), which))
             with torch.no_grad():
                 extra(gradients)
                 torch._foreach_add_(which, gradients, alpha=-self.work.lr)
@@ -160,7 +162,7 @@ class PFLlibStyle(Loop):
             loader = DataLoader(pairs, self.work.batch or len(pairs), shuffle=True)
             for _ in range(self.work.epochs):
                 for x, y in loader:
-                    loss = loss_of(model, x, y)
+                    loss = loss_of(self.work, model, x, y)
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()

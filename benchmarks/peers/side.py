@@ -1,7 +1,8 @@
-"""One side of the comparison, in a process of its own: `python side.py SIDE WORK METHOD CORES [quick]`.
+"""One side of the comparison, in a process of its own: `python side.py SIDE WORK METHOD CORES [quick] [bfloat16]`.
 
 Reads commands from stdin, a line each, and answers with a line of JSON: `check FILE` trains a small round whose result
-does not depend on the order of samples and writes the model; `round` trains one and says how many seconds it took.
+does not depend on the order of samples and writes the model; `turn` trains rounds for half a second, at least one, and
+says how many seconds each took.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import contextlib
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 from work import WORKS
+
+TURN = 0.5  # seconds: rounds follow one another in a run too
 
 
 def side_of(name: str) -> Any:
@@ -39,7 +43,7 @@ def side_of(name: str) -> Any:
     return {"tight": Tight, "pfllib": PFLlibStyle}[name]
 
 
-def main(name: str, work_name: str, method: str, cores: str, size: str = "") -> None:
+def main(name: str, work_name: str, method: str, cores: str, *options: str) -> None:
     """Serve commands until stdin ends; of several cores ours uses worker processes, the others threads."""
     processes = int(cores) if name in ("personafl", "flower") else 1
     torch.set_num_threads(int(cores) // processes)
@@ -56,7 +60,10 @@ def main(name: str, work_name: str, method: str, cores: str, size: str = "") -> 
         return answer(refused=f"does not have {method}")
     if work_name not in getattr(kind, "works", WORKS):
         return answer(refused=f"does not have the model of {work_name}")
-    work = WORKS[work_name].quick() if size else WORKS[work_name]
+    if "bfloat16" in options and name == "fedjax":
+        return answer(refused="does not have bfloat16")
+    work = WORKS[work_name].quick() if "quick" in options else WORKS[work_name]
+    work = replace(work, bfloat16="bfloat16" in options)
     several = {"workers": processes} if processes > 1 else {}
     answer(methods=kind.methods)
     timed = None
@@ -72,9 +79,11 @@ def main(name: str, work_name: str, method: str, cores: str, size: str = "") -> 
         else:
             if timed is None:
                 timed = kind(work, method, **several)
-            begin = time.perf_counter()
-            timed.round()
-            answer(seconds=time.perf_counter() - begin)
+            begin, rounds, spent = time.perf_counter(), 0, 0.0
+            while spent < TURN:
+                timed.round()
+                rounds, spent = rounds + 1, time.perf_counter() - begin
+            answer(seconds=spent / rounds)
     getattr(timed, "close", lambda: None)()
     return None
 

@@ -42,7 +42,7 @@ class _Client(NumPyClient):  # type: ignore[misc]
         for _ in range(work.epochs):
             for rows in torch.randperm(len(self.y)).split(work.batch or len(self.y)):
                 optimizer.zero_grad()
-                loss_of(model, self.x[rows], self.y[rows]).backward()
+                loss_of(work, model, self.x[rows], self.y[rows]).backward()
                 optimizer.step()
         return [value.detach().numpy() for value in model.parameters()], len(self.y), {}
 

@@ -68,7 +68,7 @@ class Personafl:
             data=data,
             problems=(problem,),
             problem_of=np.zeros(len(clients), dtype=np.int64),
-            engines=(Engine.fitted(problem, strategy, MEMORY, torch.device("cpu")),),
+            engines=(Engine.fitted(problem, strategy, MEMORY, torch.device("cpu"), bfloat16=work.bfloat16),),
             seed=0,
             cohort=len(clients),
             sampling="exact",

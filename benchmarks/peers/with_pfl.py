@@ -5,6 +5,8 @@ It does not shuffle a client's samples, which is less work than the others do.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from loops import loss_of
 from pfl.aggregate.simulate import SimulatedBackend
@@ -55,9 +57,15 @@ class Pfl:
         self.work = work
         clients = clients_of(work)
         module = start_of(work)
-        module.loss = lambda x, y: loss_of(module, x, y)  # type: ignore[assignment]
+        plain = replace(work, bfloat16=False)  # for pfl rounds by itself
+        module.loss = lambda x, y: loss_of(plain, module, x, y)  # type: ignore[assignment]
         module.metrics = lambda x, y: {}  # type: ignore[assignment]
-        self.model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+        self.model = PyTorchModel(
+            module,
+            torch.optim.SGD,
+            torch.optim.SGD(module.parameters(), lr=1.0),
+            amp_dtype=torch.bfloat16 if work.bfloat16 else None,
+        )
         users = {str(n): Dataset(client, user_id=str(n)) for n, client in enumerate(clients)}
         sampler = MinimizeReuseUserSampler(list(users))
         self.backend = SimulatedBackend(

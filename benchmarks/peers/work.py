@@ -33,10 +33,11 @@ class Work:
     head: str  # parameters that are personal where a method has some: those with this prefix
     tokens: bool = False  # inputs are tokens below `classes`; the targets are the next ones
     dtype: torch.dtype = torch.float32
+    bfloat16: bool = False  # products and convolutions round to it (torch's autocast)
 
     def checked(self) -> Work:
         """Return less work of the same kind whose result does not depend on the order of samples, nor on rounding."""
-        return replace(self, clients=min(self.clients, 6), batch=None, epochs=2, dtype=torch.float64)
+        return replace(self, clients=min(self.clients, 6), batch=None, epochs=2, dtype=torch.float64, bfloat16=False)
 
     def quick(self) -> Work:
         """Return less work of the same kind."""

@@ -11,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from personafl.core import rng
-from personafl.core.batches import Batch, Batches, Gaps, NoGaps, Repeated, Steps, Zipped, draw, drawn_steps
+from personafl.core.batches import (
+    Batch,
+    Batches,
+    Gaps,
+    NoGaps,
+    Repeated,
+    Steps,
+    Zipped,
+    counted_samples,
+    draw,
+    drawn_steps,
+)
 
 laws = settings(max_examples=40, deadline=None)
 client_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -272,3 +283,15 @@ def test_what_is_padding_for_all_is_left_out() -> None:
         assert (first.x.shape, first.full, last.x.shape, last.full) == ((4,), True, (3,), False)
         assert last.real.tolist() == [True, True, client == 0]
     assert drawn([7, 1], Steps(epochs=1, batch=4))[0].mark == Gaps(7)
+
+
+@laws
+@given(client_sizes, batch_widths, st.integers(1, 3), st.booleans())
+def test_samples_are_counted_without_being_drawn(sizes: list[int], batch: int | None, many: int, epochs: bool) -> None:
+    work = Steps(epochs=many, batch=batch) if epochs else Steps(steps=many, batch=batch)
+    n = np.array(sizes, dtype=np.int64)
+    batches, _ = drawn(sizes, work)
+    counted = counted_samples(work, n, rng.mix("pace", rng.mix(0, np.arange(len(n)))))
+    seen = batches.real.sum((1, 2)).numpy()
+    assert (counted == seen).all() if epochs else (counted >= seen).all()
+    assert (counted <= many * n).all()

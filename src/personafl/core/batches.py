@@ -31,6 +31,7 @@ __all__ = [
     "Stream",
     "Together",
     "Zipped",
+    "counted_samples",
     "counted_steps",
     "draw",
     "drawn_steps",
@@ -256,6 +257,13 @@ def counted_steps(work: Steps, sizes: NDArray[np.int64], pace: rng.Words) -> NDA
     if work.epochs is None:
         return np.where(sizes > 0, drawn_steps(work, pace), 0)
     return -(-sizes // (work.batch or max(int(sizes.max(initial=1)), 1))) * work.epochs
+
+
+def counted_samples(work: Steps, sizes: NDArray[np.int64], pace: rng.Words) -> NDArray[np.int64]:
+    """Return how many samples clients with so many go through, [clients]: exactly in epochs, at most in steps."""
+    if work.epochs is not None:
+        return sizes * work.epochs
+    return counted_steps(work, sizes, pace) * np.minimum(sizes, work.batch or sizes)
 
 
 def draw(

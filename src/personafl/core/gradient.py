@@ -57,8 +57,7 @@ def step(
         gradient = gradient if term is None else tree.add(gradient, term.gradient(params))
         moved = tree.add_scaled(params, gradient, factor)
         return (moved if alive is None else tree.where(alive, moved, params)), value
-    # Autocast leaves the factors in another precision than the weights.
-    tape = _taped(objective, params, batch, stack, factored=not torch.is_autocast_enabled("cuda"))
+    tape = _taped(objective, params, batch, stack, factored=True)
     rate, moved = tree.number(factor), Params()
     with Outside(), torch.no_grad():
         taken = None if alive is None else tape.plain(alive)

@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
+from personafl.core.rounding import exactly, rounded, rounding
 from personafl.core.stack import Outside, Stack
 
 __all__ = ["Factored", "Layers", "Scattered", "spread"]
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _WORTH = 2**14  # entries of one client's weight from which a pass over it costs more than a call
+_FEW = 128  # samples up to which an exact product onto a weight is cheaper than a rounded one and a pass over it
 
 
 class Factored(NamedTuple):
@@ -31,11 +33,12 @@ class Factored(NamedTuple):
 
     def onto(self, weight: Tensor, factor: float | Tensor, *, owned: bool) -> Tensor:
         """Return weight + factor · ∇W, in the weight's place if it is `owned`; a factor per client is [clients]."""
-        output = self.output
+        output = self.output.to(weight.dtype)
         if isinstance(factor, Tensor):
             output, factor = output * factor.to(output.dtype).reshape(-1, *[1] * (output.ndim - 1)), 1.0
         add = torch.baddbmm if weight.ndim == 3 else torch.addmm
-        return add(weight, output.mT, self.input, alpha=factor, out=weight if owned else None)
+        with exactly(weight):
+            return add(weight, output.mT, self.input.to(weight.dtype), alpha=factor, out=weight if owned else None)
 
 
 class Scattered(NamedTuple):
@@ -93,7 +96,7 @@ class Layers(TorchFunctionMode):
             return self._linear(*args)
         if func is spread:
             return self._spread(*args)
-        if func in _CONVOLUTIONS and torch.is_autocast_enabled("cuda"):
+        if self._stack is not None and func in _CONVOLUTIONS and rounding(args[0]):
             return _biased_after(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -145,9 +148,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
+        shared = x.ndim == 3 and not weight.stride(0)
+        if rounding(x):  # here, so that it is done once
+            x, bias = rounded(x), None if bias is None else rounded(bias)
+            weight = rounded(weight[:1]).expand_as(weight) if shared else rounded(weight)
         ctx.save_for_backward(x, weight)
         ctx.keep = keep
-        if x.ndim == 3 and not weight.stride(0):  # all clients have the same, as in the first step of a round
+        if shared:  # all clients have the same, as in the first step of a round
             outputs = (x.flatten(0, 1) @ weight[0].mT).reshape(*x.shape[:2], -1)
             return outputs if bias is None else outputs.add_(bias.unsqueeze(1))
         if bias is None:
@@ -158,7 +165,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         at_x, at_weight, at_bias, _ = ctx.needs_input_grad
-        if at_weight and ctx.keep is not None:
+        if at_weight and ctx.keep is not None and (x.shape[-2] <= _FEW or not rounding(x)):
             ctx.keep(Factored(gradient, x))
             at_weight = False
         return (
@@ -179,7 +186,8 @@ class _Spread(torch.autograd.Function):
         if not gram.shape[-1]:
             return known.clone()
         add = torch.baddbmm if coefficients.ndim == 3 else torch.addmm
-        return add(known, gram, coefficients[..., : gram.shape[-1], :])
+        with exactly(known):
+            return add(known, gram, coefficients[..., : gram.shape[-1], :])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -33,6 +33,7 @@ from personafl.core.distinct import distinct, most_distinct
 from personafl.core.layers import Layers, spread
 from personafl.core.objective import MeanLoss
 from personafl.core.optim import Optimizer
+from personafl.core.rounding import exactly, rounding
 from personafl.core.stack import stack_around, transformed
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
@@ -40,6 +41,7 @@ from personafl.core.tree import Params
 __all__ = ["Spanned", "in_span"]
 
 _GAIN = {"cpu": 0.9, "cuda": 2.0}  # how many times the multiply-adds pay at most
+_ROUNDED_GAIN = {"cpu": 0.5, "cuda": 2.0}  # where the others are rounded, and so faster
 _ALONG = "along the term"  # the name of s among the parameters
 _COPIES = 8  # what is kept of a client's samples may take the memory of so many copies of its model
 
@@ -87,7 +89,8 @@ class Spanned:
 
     def _moved(self, params: Params) -> Tensor:
         """Return W − W₀."""
-        moved = params[self.layer.weight].mT @ self.samples
+        with exactly(self.samples):
+            moved = params[self.layer.weight].mT @ self.samples
         return moved if self.along is None else moved + params[_ALONG] * self.along
 
 
@@ -95,7 +98,7 @@ def in_span(
     objective: MeanLoss, start: Params, batches: Batches, optimizer: Optimizer, term: Quadratic | None
 ) -> Spanned | None:
     """Return the same training with a first layer in the span of its inputs; None if that does not pay or exist."""
-    if not optimizer.linear or (transformed() and stack_around() is None) or torch.is_autocast_enabled("cuda"):
+    if not optimizer.linear or (transformed() and stack_around() is None):
         return None
     layer = entry(objective.net, start.keys(), batches.pool_x)
     if layer is None:
@@ -110,9 +113,10 @@ def in_span(
     own, place = distinct(batches) if form == "samples" else (batches.rows.flatten(), batches.rows)
     below = {name: objective.fixed[name] for name in layer.features.shapes}
     with Layers(stack_around(), {}, factored=False):
-        samples = layer.features.apply(below, rows_of(batches.pool_x, own))
-    known, known_along = samples @ origin.T, None if along is None else samples @ along.T
-    reduced = batches._replace(pool_x=samples @ samples.T, pool_y=batches.pool_y[own], rows=place)
+        samples = layer.features.apply(below, rows_of(batches.pool_x, own)).to(origin.dtype)
+    with exactly(origin):
+        known, known_along = samples @ origin.T, None if along is None else samples @ along.T
+        reduced = batches._replace(pool_x=samples @ samples.T, pool_y=batches.pool_y[own], rows=place)
     started = start | {layer.weight: torch.zeros_like(known)}
     if along is not None:
         started[_ALONG] = known.new_zeros(())
@@ -178,6 +182,7 @@ def _cheapest(
         return rows * inputs * (products * outputs + rows) + share * entries * rows * outputs if fits else math.inf
 
     samples, steps = work(most_distinct(batches), 1), work(entries, 0.5)
-    if min(samples, steps) >= _GAIN.get(batches.device.type, 1.0) * 2 * entries * inputs * outputs:
+    gain = (_ROUNDED_GAIN if rounding(batches.rows) else _GAIN).get(batches.device.type, 1.0)
+    if min(samples, steps) >= gain * 2 * entries * inputs * outputs:
         return None
     return "samples" if samples <= steps else "steps"

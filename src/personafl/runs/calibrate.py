@@ -53,7 +53,9 @@ def calibrated(
         write_json(file, {"strategies": strategies, "why": notes})
     device = federation.data.device
     engines = tuple(
-        engine if engine.strategy == strategy else Engine.fitted(problem, strategy, memory, device)
+        engine
+        if engine.strategy == strategy
+        else Engine.fitted(problem, strategy, memory, device, bfloat16=engine.bfloat16)
         for engine, problem, strategy in zip(federation.engines, federation.problems, strategies, strict=True)
     )
     return dataclasses.replace(federation, engines=engines), list(dict.fromkeys(notes))
@@ -102,7 +104,7 @@ def measure(federation: Federation, which: int, memory: int, clock: Clock = time
     work = bound(rule.client.update, problem), for_returning(down), tree.stack(fresh), data
 
     def seconds(strategy: Strategy) -> float:
-        engine = Engine.fitted(problem, strategy, memory, device)
+        engine = Engine.fitted(problem, strategy, memory, device, bfloat16=federation.engines[which].bfloat16)
         return _least(lambda: engine.train(*work), clock) / steps
 
     return {"stacked": seconds("stacked"), "sequential": seconds("sequential")}
@@ -139,7 +141,7 @@ def _key(federation: Federation, which: int) -> str:
         list(federation.data.x.shape[1:]),
         {name: str(work) for name, work in federation.algorithm.client.phases.items()},
         federation.algorithm.name,
-        str(federation.dtype),
+        "bfloat16" if federation.engines[which].bfloat16 else str(federation.dtype),
         torch.get_num_threads() if federation.workers == 1 else 1,
         torch.__version__,
     )

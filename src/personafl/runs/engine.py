@@ -5,6 +5,7 @@ No algorithm code here: the function is a client rule's `update` or `personalize
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import platform
@@ -18,15 +19,16 @@ from numpy.typing import NDArray
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batches, Data, Steps, counted_steps, draw, drawn_steps, marked
+from personafl.core.batches import Batches, Data, Steps, counted_samples, counted_steps, draw, drawn_steps, marked
 from personafl.core.draws import draw_there, fits_there
+from personafl.core.rounding import rounded_products
 from personafl.core.stack import Stack, stacked
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.runs.graphs import Graphs
 
-__all__ = ["Engine", "Strategy", "gather", "local_steps", "paces", "steps_of"]
+__all__ = ["Engine", "Strategy", "gather", "local_steps", "paces", "samples_of", "steps_of"]
 
 Strategy = Literal["stacked", "sequential"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
@@ -111,7 +113,7 @@ class Engine:
 
     def train_for_now(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         """Return the same; the next call may write over it, unless it is `kept`."""
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.bfloat16):
+        with rounded_products(data.examples.device) if self.bfloat16 else contextlib.nullcontext():
             return self._trained(function, down, states, data)
 
     def kept(self, results: Tree) -> Tree:
@@ -198,6 +200,14 @@ def steps_of(
     """Return how many steps clients take in all phases of a round."""
     sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
     return sum((counted_steps(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
+
+
+def samples_of(
+    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
+) -> NDArray[np.int64]:
+    """Return how many samples clients go through in all phases of a round; one that comes again counts again."""
+    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    return sum((counted_samples(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
 
 
 def gather(

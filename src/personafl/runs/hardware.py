@@ -20,14 +20,14 @@ _TOGETHER = 1024  # clients that are trained at the same time at most
 def set_arithmetic(dtype: str, device: torch.device) -> None:
     """Have a GPU compute the same bits every time, with factors of products and convolutions rounded to TF32 or not.
 
-    torch's own defaults are a mixture of TF32 and float32, and convolutions that add up in any order. A layer that has
-    no other way makes torch warn.
+    With bfloat16, products that are not rounded to it are to TF32. torch's own defaults are a mixture of TF32 and
+    float32, and convolutions that add up in any order. A layer that has no other way makes torch warn.
     """
-    if dtype in ("tf32", "bfloat16") and device.type != "cuda":
-        raise BadInput(f'engine.dtype: "{dtype}" needs a CUDA device, not {device.type}; use "float32"')
+    if device.type not in {"tf32": ("cuda",), "bfloat16": ("cuda", "cpu")}.get(dtype, (device.type,)):
+        raise BadInput(f'engine.dtype: "{dtype}" is not possible on {device.type}; use "float32"')
     if device.type != "cuda":
         return
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype in ("tf32", "bfloat16")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product; torch asks for it
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it

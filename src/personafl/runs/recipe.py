@@ -219,7 +219,7 @@ class EngineSection(Section):
 
     strategy: Literal["auto", "graphs", "stacked", "sequential"] = "auto"
     device: str = "auto"  # auto: cuda if there is one
-    dtype: Literal["float32", "float64", "tf32", "bfloat16"] = "float32"  # the last two: of products on a GPU
+    dtype: Literal["float32", "float64", "tf32", "bfloat16"] = "float32"  # of products: tf32 (GPU) and bfloat16
     memory_mb: Positive = 1024  # for clients trained at the same time
     data_mb: Positive | None = None  # for data on a GPU; more are brought there by parts. None: half of what is free
     store_mb: Positive = 1024  # for personal states kept in memory; the others are on disk

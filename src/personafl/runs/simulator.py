@@ -23,7 +23,7 @@ from personafl.errors import Diverged
 from personafl.runs.ahead import Ahead
 from personafl.runs.away import AwayStore
 from personafl.runs.cohort import draw_cohort, draw_offline
-from personafl.runs.engine import steps_of
+from personafl.runs.engine import samples_of, steps_of
 from personafl.runs.federation import Federation
 from personafl.runs.spread import in_order, longest_first
 from personafl.runs.store import Store
@@ -80,7 +80,7 @@ class Simulation:
         self.server = self._begin()
         self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
         self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
-        self._plan: tuple[int, Clients, Clients, list[tuple[int, Clients]]] | None = None  # of its steps and chunks
+        self._plan: tuple[int, Clients, list[tuple[int, Clients]]] | None = None  # of its chunks
         self._ahead = Ahead(self._trainer.drawn)
         if server_bytes is not None:
             self._restore(server_bytes)
@@ -167,8 +167,8 @@ class Simulation:
         """
         first, again = wire.dense(message), for_returning(message)
         down = first if again is message else wire.dense(again)
-        steps, chunks = self._planned(cohort, number)
-        order = self._begun_order(chunks, cohort, steps)
+        chunks = self._planned(cohort, number)
+        order = self._begun_order(chunks, number)
         begin = functools.partial(self._begin_with, first)
         tasks = (
             Chunk(which, clients, number, down, begin(which, clients), join, self._ahead.take(clients, number))
@@ -184,21 +184,21 @@ class Simulation:
             task = order[error.task]
             raise WorkerFailed(f"{self._named(chunks[task][1])}: {error}", task) from error
 
-    def _planned(self, cohort: Clients, number: int) -> tuple[Clients, list[tuple[int, Clients]]]:
-        """Return how many steps clients take in a round, and their chunks with the problem of each."""
+    def _planned(self, cohort: Clients, number: int) -> list[tuple[int, Clients]]:
+        """Return the chunks of a round's clients, with the problem of each."""
         plan, self._plan = self._plan, None
         if plan is not None and plan[0] == number and plan[1] is cohort:
-            return plan[2:]
-        steps = self._steps(cohort, number)
-        return steps, [(which, clients) for which, _, clients in self.groups(cohort, steps)]
+            return plan[2]
+        return [(which, clients) for which, _, clients in self.groups(cohort, self._steps(cohort, number))]
 
-    def _begun_order(self, chunks: list[tuple[int, Clients]], cohort: Clients, steps: Clients) -> list[int]:
+    def _begun_order(self, chunks: list[tuple[int, Clients]], number: int) -> list[int]:
         """Return in which order chunks are begun: where there are workers, so that these end together."""
-        if self.federation.workers == 1:
+        fed = self.federation
+        if fed.workers == 1:
             return list(range(len(chunks)))
-        largest = max(problem.net.parameters for problem in self.federation.problems)
-        taken = dict(zip(cohort.tolist(), steps.tolist(), strict=True))
-        work = [sum(taken[client] for client in clients.tolist()) for _, clients in chunks]
+        largest = max(problem.net.parameters for problem in fed.problems)
+        phases = fed.algorithm.client.phases
+        work = [int(samples_of(fed.data, clients, phases, fed.seed, number).sum()) for _, clients in chunks]
         return longest_first(work, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
     def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
@@ -210,8 +210,8 @@ class Simulation:
         """Return the first chunk of the round after this one, if its cohort is known and its samples are there."""
         if self._drawn is None or self._drawn[0] != number + 1 or self.federation.data.window is not None:
             return None
-        steps, chunks = self._planned(self._drawn[1], number + 1)
-        self._plan = number + 1, self._drawn[1], steps, chunks
+        chunks = self._planned(self._drawn[1], number + 1)
+        self._plan = number + 1, self._drawn[1], chunks
         return next((clients for _, clients in chunks), None)
 
     def _steps(self, clients: Clients, number: int) -> Clients:
