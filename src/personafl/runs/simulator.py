@@ -25,10 +25,10 @@ from personafl.runs.away import AwayStore
 from personafl.runs.cohort import draw_cohort, draw_offline
 from personafl.runs.engine import samples_of, steps_of
 from personafl.runs.federation import Federation
-from personafl.runs.spread import in_order, longest_first
+from personafl.runs.spread import begun_order, in_order
 from personafl.runs.store import Store
 from personafl.runs.trainer import Chunk, Done, Elsewhere, Trainer
-from personafl.runs.workers import WorkerFailed, crew_for
+from personafl.runs.workers import WorkerFailed, cores, crew_for
 
 __all__ = ["Federation", "Round", "Simulation", "Trained"]
 
@@ -199,7 +199,8 @@ class Simulation:
         largest = max(problem.net.parameters for problem in fed.problems)
         phases = fed.algorithm.client.phases
         work = [int(samples_of(fed.data, clients, phases, fed.seed, number).sum()) for _, clients in chunks]
-        return longest_first(work, max(1, min(_WAITING, _ROOM // (16 * largest))))
+        workers = cores() if fed.workers == "auto" else fed.workers
+        return begun_order(work, workers, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
     def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
         """Return the states that clients are trained from, if there are any and they are here."""
