@@ -21,7 +21,7 @@ types: install-dev
 	$(BIN)/mypy
 
 unit: install-dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --durations 15
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow --timeout 0

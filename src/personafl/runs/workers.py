@@ -252,7 +252,8 @@ def _serve(connection: Connection, tasks: _Shelf, results: _Shelf, work: Work, p
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # a worker that wakes does not push aside who woke it
+    with contextlib.suppress(OSError):  # some sandboxes forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # who wakes does not push aside the one who woke it
     torch.set_num_threads(1)
     down: Any = None
     while True:
