@@ -20,6 +20,7 @@ from personafl.core.batches import Batches, Data, Steps
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
+from personafl.core.schedule import Exponential, Step
 from personafl.errors import BadInput
 from personafl.testing import check_algorithm, make_case
 
@@ -34,9 +35,9 @@ NAMES = ("0.weight", "1.weight", "2.weight")
 TRAINING = Training(work=Steps(steps=1, batch=None), optimizer=Sgd(lr=ETA))
 
 
-def client(**changes: object) -> QupedClient:
+def client(training: Training = TRAINING, **changes: object) -> QupedClient:
     settings = {"bits": 1, "center_lr": CENTER, **changes}
-    built = quped(TRAINING, distillation=SHARE, penalty=PENALTY, shared_lr=SHARED, **settings).client  # type: ignore[arg-type]
+    built = quped(training, distillation=SHARE, penalty=PENALTY, shared_lr=SHARED, **settings).client  # type: ignore[arg-type]
     assert isinstance(built, QupedClient)
     return built
 
@@ -93,20 +94,33 @@ def taught(model: dict[str, Array], teacher: Array, inputs: Array, targets: Arra
 
 
 def by_hand(
-    inputs: Array, targets: Array, x: dict[str, Array], c: Array, w: dict[str, Array], clip: float = np.inf
+    inputs: Array,
+    targets: Array,
+    x: dict[str, Array],
+    c: Array,
+    w: dict[str, Array],
+    *,
+    clip: float = np.inf,
+    penalty: float = PENALTY * ROUND,
+    factor: float = 1.0,
+    decay: float = 0.0,
+    shared_decay: float = 0.0,
 ) -> tuple[dict[str, Array], Array, dict[str, Array]]:
-    """One iteration, lines 10–14, with the hard quantizer on the middle layer; `clip` limits ∇_c."""
-    penalty = PENALTY * ROUND
+    """One iteration, lines 10–14, with the hard quantizer on the middle layer.
+
+    `clip` limits ∇_c, `factor` is the schedule's of η₁ and η₃, `decay` is added to the gradient of x.
+    """
+    eta = ETA * factor
     teacher = softmax(scores(w, inputs))
     gradient = taught(x, teacher, inputs, targets)
     quantized = {**x, "1.weight": c[np.abs(x["1.weight"][..., None] - c).argmin(-1)]}
     through = taught(quantized, teacher, inputs, targets)  # nothing for the quantized weights themselves
     gradient |= {name: gradient[name] + through[name] for name in ("0.weight", "2.weight")}
-    x = {name: x[name] - ETA * gradient[name] for name in NAMES}
+    x = {name: x[name] - eta * (gradient[name] + decay * x[name]) for name in NAMES}
     middle = x["1.weight"]
     nearest = np.abs(middle[..., None] - c).argmin(-1)
     offset = middle - c[nearest]
-    width = penalty * ETA / 2
+    width = penalty * eta / 2
     x["1.weight"] = np.where(np.abs(offset) <= width, c[nearest], middle - np.sign(offset) * width)
 
     members = np.abs(x["1.weight"][..., None] - c).argmin(-1)
@@ -126,21 +140,83 @@ def by_hand(
         ratio = np.log(teacher) - np.log(q)
         for_w += teacher * (ratio - (teacher * ratio).sum(1, keepdims=True)) / len(inputs)  # ∂KL/∂(teacher's scores)
     gradient = backward(w, inputs, for_w)
-    return x, c, {name: w[name] - SHARED * SHARE * gradient[name] for name in NAMES}
+    return x, c, {name: w[name] - SHARED * factor * (SHARE * gradient[name] + shared_decay * w[name]) for name in NAMES}
+
+
+def check_one_step(rule: QupedClient, number: int = ROUND, **expected: float) -> None:
+    """Compare one step of a rule, in a round of this number, with the one by hand."""
+    inputs, targets, x, w = drawn()
+    c = np.array([-0.6, 0.5])
+    expected_x, expected_c, expected_w = by_hand(inputs, targets, x, c, w, **expected)
+    state = Centered(tensors(x), {"1.weight": torch.from_numpy(c)})
+    after, upload = rule.update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets, number=number))
+    np.testing.assert_allclose(after.centers["1.weight"].numpy(), expected_c, atol=1e-12)
+    for name in NAMES:
+        np.testing.assert_allclose(after.model[name].numpy(), expected_x[name], atol=1e-12)
+        np.testing.assert_allclose((upload.change[name]).numpy(), expected_w[name] - w[name], atol=1e-12)
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_one_iteration_by_hand(clip: float | None) -> None:
     """x, c and w_i in this order, each at the others' newest values; the new w_i is what is sent (E2)."""
+    check_one_step(client(center_clip=clip), clip=clip or np.inf)
+
+
+HALVED = Training(
+    work=Steps(steps=1, batch=None), optimizer=Sgd(lr=ETA, weight_decay=0.2, schedule=Exponential(rate=0.5))
+)
+
+
+def test_weight_decay_and_schedule_by_hand() -> None:
+    """Decay acts on x alone, the schedule on η₁ and η₃; η₂ is constant, and w decays only if told to."""
+    check_one_step(client(HALVED), factor=0.5**ROUND, decay=0.2)
+    check_one_step(client(HALVED, shared_decay=0.3), factor=0.5**ROUND, decay=0.2, shared_decay=0.3)
+    scheduled = client(HALVED, center_schedule=Step(every=2, factor=0.1))  # in round 3: once
     inputs, targets, x, w = drawn()
     c = np.array([-0.6, 0.5])
-    expected_x, expected_c, expected_w = by_hand(inputs, targets, x, c, w, clip or np.inf)
     state = Centered(tensors(x), {"1.weight": torch.from_numpy(c)})
-    after, upload = client(center_clip=clip).update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets))
-    np.testing.assert_allclose(after.centers["1.weight"].numpy(), expected_c, atol=1e-12)
-    for name in NAMES:
-        np.testing.assert_allclose(after.model[name].numpy(), expected_x[name], atol=1e-12)
-        np.testing.assert_allclose((upload.change[name]).numpy(), expected_w[name] - w[name], atol=1e-12)
+    free, slow = (
+        rule.update(PROBLEM, Model(tensors(w)), state, data_of(inputs, targets))[0].centers["1.weight"].numpy() - c
+        for rule in (client(HALVED), scheduled)
+    )
+    np.testing.assert_allclose(slow, 0.1 * free, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("work", "unit", "time"),
+    [
+        (Steps(steps=10, batch=25), "rounds", 7),
+        (Steps(steps=10, batch=25), 40, 1),  # 70 of 40 steps: in the second epoch, which is number 1
+        (Steps(steps=10, batch=25), 14, 5),
+        (Steps(steps=3, batch=None), 1, 21),
+        (Steps(epochs=2), "epochs", 14),
+    ],
+)
+def test_the_unit_of_the_penalty(work: Steps, unit: str | int, time: int) -> None:
+    """λ(t) in round 7: t counts rounds, epochs, or epochs of so many steps that are complete."""
+    rule = client(Training(work=work, optimizer=Sgd(lr=ETA)), penalty_unit=unit, growth=0.9)
+    check_one_step(rule, 7, penalty=PENALTY * time / 0.9**time)
+
+
+@pytest.mark.parametrize(
+    ("work", "unit", "words"),
+    [
+        (
+            Steps(steps=10),
+            "epochs",
+            "an epoch's number of steps instead, such as 40 for",
+        ),
+        (Steps(steps=10, least=2), "epochs", "training.least_steps"),
+        (Steps(steps=10, least=2), 40, "training.least_steps"),
+        (Steps(epochs=1), 40, 'set it to "epochs"'),
+    ],
+)
+def test_a_unit_that_training_does_not_count_is_refused(work: Steps, unit: str | int, words: str) -> None:
+    """The line names the key and what to do."""
+    for method in ("quped", "qupel"):
+        with pytest.raises(BadInput, match=r"^method\.penalty_unit: ") as error:
+            METHODS[method].build(Training(work=work), penalty_unit=unit)
+        assert words in str(error.value)
 
 
 def test_the_shared_model_learns_by_distillation_alone() -> None:
@@ -162,25 +238,31 @@ def plain(model: dict[str, Array], inputs: Array, targets: Array) -> dict[str, A
 
 
 def test_mutual_learning_by_hand() -> None:
-    """FML: x as in QuPeD; then w_i descends on (1−λ_p) f(w) + λ_p KL(x ‖ w), at the new x."""
+    """FML: x as in QuPeD; then w_i descends on (1−λ_p) f(w) + λ_p KL(x ‖ w), at the new x; both as training says."""
     inputs, targets, x, w = drawn()
+    factor, decay = 0.5**ROUND, 0.2
     gradient = taught(x, softmax(scores(w, inputs)), inputs, targets)
-    new = {name: x[name] - ETA * gradient[name] for name in NAMES}
+    new = {name: x[name] - ETA * factor * (gradient[name] + decay * x[name]) for name in NAMES}
     gradient = taught(w, softmax(scores(new, inputs)), inputs, targets)
-    rule = fml(TRAINING, distillation=SHARE, shared_lr=SHARED).client
+    rule = fml(HALVED, distillation=SHARE, shared_lr=SHARED).client
     data = data_of(inputs, targets)
     after, upload = rule.update(PROBLEM, Model(tensors(w)), Centered(tensors(x), {}), data)
     for name in NAMES:
         np.testing.assert_allclose(after.model[name].numpy(), new[name], atol=1e-12)
-        np.testing.assert_allclose(upload.change[name].numpy(), -SHARED * gradient[name], atol=1e-12)
+        step = -SHARED * factor * (gradient[name] + decay * w[name])
+        np.testing.assert_allclose(upload.change[name].numpy(), step, atol=1e-12)
 
 
 def test_qupel_by_hand() -> None:
-    """x ← x − η₁(∇f(x) + λ_p(x − w)), w_i ← w_i − η₃λ_p(w_i − x); with other architectures it is refused."""
+    """x ← x − η₁(∇f(x) + λ_p(x − w) + decay·x), w_i ← w_i − η₃λ_p(w_i − x) with a constant η₃.
+
+    With other architectures it is refused.
+    """
     inputs, targets, x, w = drawn()
     gradient = plain(x, inputs, targets)
-    new = {name: x[name] - ETA * (gradient[name] + SHARE * (x[name] - w[name])) for name in NAMES}
-    rule = qupel(TRAINING, proximity=SHARE, shared_lr=SHARED).client
+    eta = ETA * 0.5**ROUND
+    new = {name: x[name] - eta * (gradient[name] + SHARE * (x[name] - w[name]) + 0.2 * x[name]) for name in NAMES}
+    rule = qupel(HALVED, proximity=SHARE, shared_lr=SHARED).client
     after, upload = rule.update(PROBLEM, Model(tensors(w)), Centered(tensors(x), {}), data_of(inputs, targets))
     for name in NAMES:
         np.testing.assert_allclose(after.model[name].numpy(), new[name], atol=1e-12)

@@ -14,11 +14,18 @@ layer, centers c, of which a weight's quantization Q_c(x) takes the nearest; all
     server:  w_{t+1} = mean of the new w_i
 
 The personal model is Q_c(x). Q̃ is the hard quantizer, whose gradient is 0 in the weights that it quantizes and in c_j
-the sum over its members; or with `sharpness` P the soft one, which tends to it. λ_t = penalty · t / growth^t in round
-t. From round `freeze_after` on, weights stay with the centers they are then at and move with them; centers and what is
-not quantized go on training. Quantized are the weights of all layers but the first and the last (`full_precision`:
-but the last one, or of all), with centers for each tensor; vectors are not. Without bits there are no centers, no Q̃
-terms and no prox. λ_p = 0 is training alone.
+the sum over its members; or with `sharpness` P the soft one, which tends to it. From round `freeze_after` on, weights
+stay with the centers they are then at and move with them; centers and what is not quantized go on training. Quantized
+are the weights of all layers but the first and the last (`full_precision`: but the last one, or of all), with centers
+for each tensor; vectors are not. Without bits there are no centers, no Q̃ terms and no prox. λ_p = 0 is training alone.
+
+λ_t = penalty · t / growth^t, where t counts rounds, epochs, or epochs of so many steps (`penalty_unit`: where training
+counts steps, a recipe must say what an epoch is). It is the number of those complete when the round begins, also for a
+client that missed some of them.
+
+η₁ and η₃ follow the training's schedule, as "the global model has the same learning schedule as the personalized
+models" (D.2.2), η₂ is constant unless `center_schedule` says otherwise. Weight decay is a part of the step on x. The
+step on w has none in the paper: `shared_decay` adds one.
 
 Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `core.quantize`). R's factor ½ is in
 the widths here, so that `penalty` is twice the λ of the authors' runs.
@@ -26,9 +33,10 @@ the widths here, so that `penalty` is twice the λ of the authors' runs.
 Baselines of the paper that differ in one line, by `coupling`:
 
     "mutual" (`fml`)       w_i also learns from labels, and from x as its teacher: ∇_w[(1−λ_p) f_i(w) + λ_p KD_i(w, x)]
-                           (T. Shen et al., *Federated Mutual Learning*, 2020); full precision there
+                           (T. Shen et al., *Federated Mutual Learning*, 2020); full precision there, and w, which
+                           learns from labels, decays as x does
     "proximity" (`qupel`)  (λ_p/2)‖x − w‖² in place of both KD terms, with f_i in full weight: one architecture for all
-                           (K. Ozkara et al., QuPeL); the server mixes as pFedMe's does
+                           (K. Ozkara et al., QuPeL); w_i ← w_i − η₃λ_p(w_i − x) with a constant η₃, as in pFedMe
 
 and by its centers: center_start = "unit" with center_lr = 0 is ProxQuant (Y. Bai et al., 2019; bits = 1: centers ±1).
 One client with all the data and λ_p = 0 is the paper's Algorithm 1.
@@ -38,8 +46,8 @@ runs: 10).
 
 x starts at the first w that the client receives if that is its architecture, else it is drawn; centers start from x.
 
-Deviations: the paper's λ_t counts epochs, this one rounds. The authors' runs take all of ∇_x f_i(Q_c(x)) as 0, also for
-the layers that are not quantized, which here learn from it.
+Deviation: the authors' runs take all of ∇_x f_i(Q_c(x)) as 0, also for the layers that are not quantized, which here
+learn from it.
 """
 
 from __future__ import annotations
@@ -47,6 +55,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -63,6 +72,7 @@ from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.optim import Accelerated, LocalOptimizer, OptimizerSpec, Sgd
 from personafl.core.quantize import FullPrecision
+from personafl.core.schedule import Constant, Exponential, Step
 from personafl.core.terms import pull
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
@@ -74,6 +84,9 @@ Bits = Annotated[int, Ge(1), Le(8)]
 Growth = Annotated[float, Gt(0), Le(1)]
 Coupling = Literal["distillation", "mutual", "proximity"]
 CenterStart = Literal["weights", "unit"]
+CenterSchedule = Constant | Exponential | Step
+Unit = Literal["rounds", "epochs"] | Count
+CONSTANT = Constant()
 
 
 class Centered(NamedTuple):
@@ -99,6 +112,7 @@ class QupedClient:
     full_precision: FullPrecision = "ends"
     penalty: float = 1e-6
     growth: float = 1.0
+    pace: Fraction = Fraction(1)  # what a round adds to λ's t
     sharpness: float | None = None
     freeze_after: int | None = None
 
@@ -151,7 +165,8 @@ class QupedClient:
     ) -> tuple[Centered, Params, Tensor]:
         """Return the new x and c, w_i, and the mean loss of x."""
         rates = self.training.optimizer.rate(round_), self.centers.rate(round_)
-        penalty = self.penalty * round_ / self.growth**round_
+        time = torch.floor(round_ * self.pace.numerator / self.pace.denominator)
+        penalty = self.penalty * time / self.growth**time
         widths = tuple(penalty * rate for rate in rates)
         frozen = round_ >= (torch.inf if self.freeze_after is None else self.freeze_after)
         specs = self.training.optimizer, self.centers, self.shared
@@ -270,12 +285,15 @@ def quped(
     bits: Bits | None = None,
     distillation: Share = 0.25,
     penalty: NonNegative = 1e-6,
+    penalty_unit: Unit = "rounds",
     growth: Growth = 1.0,
     center_lr: NonNegative = 1e-4,
+    center_schedule: CenterSchedule = CONSTANT,
     center_clip: Rate | None = None,
     center_start: CenterStart = "weights",
     full_precision: FullPrecision = "ends",
     shared_lr: Rate | None = None,
+    shared_decay: NonNegative = 0.0,
     sharpness: Rate | None = None,
     freeze_after: Count | None = None,
     tune_epochs: Count = 5,
@@ -287,11 +305,12 @@ def quped(
             'training.optimizer: "accelerated" takes gradients ahead of the weights, where the steps on x, the centers '
             'and w in turn do not; set it to "sgd" or "adam"'
         )
+    shared = retrained(training, lr=shared_lr, epochs=None).optimizer
     client = QupedClient(
         training=training,
         tune=retrained(training, lr=None, epochs=tune_epochs).work,
-        shared=retrained(training, lr=shared_lr, epochs=None).optimizer,
-        centers=Sgd(lr=center_lr, schedule=training.optimizer.schedule),
+        shared=dataclasses.replace(shared, weight_decay=shared_decay),
+        centers=Sgd(lr=center_lr, schedule=center_schedule),
         center_clip=center_clip,
         bits=bits,
         distillation=distillation,
@@ -299,17 +318,40 @@ def quped(
         full_precision=full_precision,
         penalty=penalty,
         growth=growth,
+        pace=_pace(training.work, penalty_unit),
         sharpness=sharpness,
         freeze_after=freeze_after,
     )
     return Algorithm("quped", client, Averaging(optimizer=server), own_networks=True, uses_bits=True)
 
 
+def _pace(work: Steps, unit: Unit) -> Fraction:
+    """Return how many units of time a round has."""
+    key = "method.penalty_unit"
+    if unit == "rounds":
+        return Fraction(1)
+    if work.least is not None:
+        raise BadInput(
+            f'{key}: with training.least_steps rounds differ in length; leave that out, or set this to "rounds"'
+        )
+    if unit == "epochs":
+        if work.epochs is None:
+            raise BadInput(
+                f"{key}: training.steps does not say what an epoch is; give an epoch's number of steps instead, such "
+                "as 40 for 1,000 samples in batches of 25, or set training.epochs"
+            )
+        return Fraction(work.epochs)
+    if work.steps is None:
+        raise BadInput(f'{key}: training counts epochs, not steps; set it to "epochs", or set training.steps')
+    return Fraction(work.steps, unit)
+
+
 def fml(
     training: Training, *, distillation: Share = 0.5, shared_lr: Rate | None = None, tune_epochs: Count = 5
 ) -> Algorithm:
     """A shared and a personal model, of whatever architecture, that teach each other."""
-    alike = quped(training, distillation=distillation, shared_lr=shared_lr, tune_epochs=tune_epochs)
+    decay = training.optimizer.weight_decay
+    alike = quped(training, distillation=distillation, shared_lr=shared_lr, shared_decay=decay, tune_epochs=tune_epochs)
     client = dataclasses.replace(alike.client, coupling="mutual")  # type: ignore[type-var]
     return Algorithm("fml", client, alike.server, own_networks=True)
 
@@ -318,14 +360,14 @@ def qupel(
     training: Training,
     *,
     bits: Bits | None = None,
-    proximity: Rate = 0.25,
+    proximity: Rate = 0.2,
     penalty: NonNegative = 1e-6,
+    penalty_unit: Unit = "rounds",
     growth: Growth = 1.0,
     center_lr: NonNegative = 1e-4,
     center_clip: Rate | None = None,
-    shared_lr: Rate | None = None,
+    shared_lr: Rate = 0.5,
     freeze_after: Count | None = None,
-    mixing: Rate = 1.0,
     tune_epochs: Count = 5,
 ) -> Algorithm:
     """Quantized personal models held to the shared one by a quadratic pull."""
@@ -333,13 +375,17 @@ def qupel(
         training,
         bits=bits,
         penalty=penalty,
+        penalty_unit=penalty_unit,
         growth=growth,
         center_lr=center_lr,
         center_clip=center_clip,
-        shared_lr=shared_lr,
         freeze_after=freeze_after,
         tune_epochs=tune_epochs,
-        server=Sgd(lr=mixing),
     )
-    client = dataclasses.replace(alike.client, coupling="proximity", distillation=proximity)  # type: ignore[type-var]
+    client = dataclasses.replace(
+        alike.client,  # type: ignore[type-var]
+        coupling="proximity",
+        distillation=proximity,
+        shared=Sgd(lr=shared_lr),
+    )
     return Algorithm("qupel", client, alike.server, uses_bits=True)
