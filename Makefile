@@ -83,7 +83,7 @@ DEVICE ?= cpu
 FEDBCD := compare recipes/fedbcd.toml engine.device=$(DEVICE) --dataset $(DATA)
 SIX := cloud.active=6 compare.variants.fedbcdi.federation.offline=2
 RESNET := "model={name='resnet20'}" data.partition.samples=100 cloud.active=5 compare.variants.fedbcdi.federation.offline=3
-ASYNC := --methods sync,async-3,async-5,async-7
+ASYNC := --methods sync,async-3,async-5,async-7,fedprox evaluation.every=4
 CURVES := $(BIN)/python benchmarks/learning_curves.py runs/evidence-fedbcd
 evidence-fedbcd: install
 	$(BIN)/personafl $(FEDBCD)/mnist/mnist.npz --out runs/evidence-fedbcd/a

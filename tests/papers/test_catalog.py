@@ -31,6 +31,8 @@ def test_a_table_is_made_by_runs_or_says_what_shows_it(name: str, table: Table) 
     assert (table.setting is None) == (table.instead is not None), name
     assert len({row.name for row in table.rows}) == len(table.rows)
     assert all((row.level is not None) == ((row.measure or table.measure) == "time-to") for row in table.rows)
+    for row in table.rows if table.at else ():  # what is scored during training
+        assert (row.measure or table.measure, row.minus) == ("accuracy", None), name
 
 
 @pytest.mark.parametrize(("name", "table"), TABLES)

@@ -88,18 +88,88 @@ def test_a_model_less_another(tmp_path: Path) -> None:
     assert not line.values
 
 
-def test_measures_of_the_curve(tmp_path: Path) -> None:
+Scores = list[tuple[int, float, float]]  # rounds that are over, virtual time, accuracy in %
+
+
+def scored(path: Path, scores: Scores, end: tuple[float, float]) -> Result:
+    """Return a run with scores during training, and at the end (time, accuracy)."""
+    path.mkdir(exist_ok=True)
     entries: list[dict[str, Any]] = [
-        {"event": "score", "number": n, "time": t, "mean": m, "model": "personal", "split": "test"}
-        for n, t, m in ((0, 10.0, 0.4), (1, 20.0, 0.8))
+        {"event": "score", "number": n - 1, "time": t, "mean": m / 100, "model": "personal", "split": "test"}
+        for n, t, m in scores
     ]
     entries += [{"event": "round", "number": n, "bytes_down": b} for n, b in ((0, 9_000_000), (1, 2_000_000))]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n")
-    runs = {("a", 0): result(tmp_path, 90.0, time=30.0)}
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n")
+    return result(path, end[1], time=end[0])
+
+
+def test_measures_of_the_curve(tmp_path: Path) -> None:
+    runs = {("a", 0): scored(tmp_path, [(1, 10.0, 40.0), (2, 20.0, 80.0)], (30.0, 90.0))}
     made = {
-        measure: outcomes(table(measure=measure, level=level), runs)[0].values.get(0)
-        for measure, level in (("learning", None), ("time-to", 75.0), ("last-megabytes", None))
+        measure: outcomes(table(measure=measure), runs)[0].values.get(0) for measure in ("learning", "last-megabytes")
     }
-    assert made == {"learning": pytest.approx(70.0), "time-to": 20.0, "last-megabytes": 2.0}
-    assert outcomes(table(measure="time-to", level=85.0), runs)[0].values[0] == 30.0
+    assert made == {"learning": pytest.approx(70.0), "last-megabytes": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("level", "when", "between"),
+    [
+        (60.0, 15.0, 10.0),  # half of the way from 40 % at 10 to 80 % at 20
+        (75.0, 18.75, 10.0),  # 35/40 of it
+        (80.0, 20.0, 10.0),
+        (83.0, 38.5, 15.0),  # 63/70 of the way from 20 % at 25 to the end, 90 % at 40
+        (30.0, 7.5, 10.0),  # above it when first scored: 3/4 of the way from 0 % at 0
+    ],
+)
+def test_a_time_is_taken_between_scorings(level: float, when: float, between: float, tmp_path: Path) -> None:
+    """On straight lines; the std counts as that of a uniform moment between the scorings, their distance over √12."""
+    runs = {("a", 0): scored(tmp_path, [(1, 10.0, 40.0), (2, 20.0, 80.0), (3, 25.0, 20.0)], (40.0, 90.0))}
+    (line, _) = outcomes(table(measure="time-to", level=level), runs)
+    assert line.values[0] == pytest.approx(when)
+    assert line.grain == pytest.approx(between / 12**0.5)
     assert not outcomes(table(measure="time-to", level=95.0), runs)[0].values
+
+
+def test_a_run_without_virtual_time_has_no_time(tmp_path: Path) -> None:
+    (line, _) = outcomes(table(measure="time-to", level=50.0), {("a", 0): result(tmp_path, 60.0)})
+    assert not line.values
+
+
+@pytest.mark.parametrize(("every", "word"), [(100.0, "not shown"), (20.0, "holds")])
+def test_scorings_far_apart_do_not_judge_a_small_gap(every: float, word: str, tmp_path: Path) -> None:
+    """A line to 100 % at time 200 for A and 220 for B, so 50 % at 100 and 110: B is 10 later in all seeds.
+
+    Scored every 100, a std of 100/√12 = 28.9 reaches 1.686 · 28.9 = 48.7; every 20 it reaches 9.7.
+    """
+
+    def line(name: str, end: float, seed: int) -> Result:
+        times = [every * k for k in range(1, 11) if every * k < end]
+        scores = [(k + 1, time, 100 * time / end) for k, time in enumerate(times)]
+        return scored(tmp_path / f"{name}{seed}", scores, (end, 100.0))
+
+    runs = {(name, seed): line(name, end, seed) for name, end in (("a", 200.0), ("b", 220.0)) for seed in range(3)}
+    made = table("A ≤ B", measure="time-to", level=50.0)
+    (found,) = judge(made, outcomes(made, runs))
+    assert found.mean == pytest.approx(-10)
+    assert found.word == word
+
+
+def test_a_claim_is_judged_after_several_rounds_and_at_the_end(tmp_path: Path) -> None:
+    """A is behind after 20 rounds and ahead at the end; after 50 only A was scored, after 70 nobody."""
+    runs = {
+        ("a", seed): scored(tmp_path / f"a{seed}", [(20, 1.0, 30.0 + seed), (50, 2.0, 60.0)], (3.0, 80.0 + seed))
+        for seed in range(3)
+    }
+    runs |= {
+        ("b", seed): scored(tmp_path / f"b{seed}", [(20, 1.0, 40.0 + seed)], (3.0, 70.0 + seed)) for seed in range(3)
+    }
+    made = table("A ≥ B").model_copy(update={"at": (20, 50, 70)})
+    lines = outcomes(made, runs)
+    assert [line.name for line in lines] == ["A, round 20", "B, round 20", "A, round 50", "B, round 50", "A", "B"]
+    assert [line.mean for line in lines if line.values] == pytest.approx([31.0, 41.0, 60.0, 81.0, 71.0])
+    found = judge(made, lines)
+    assert [(one.text, one.word, one.mean) for one in found] == [
+        ("A ≥ B, round 20", "does not hold", pytest.approx(-10)),
+        ("A ≥ B, round 50", "not shown", None),
+        ("A ≥ B", "holds", pytest.approx(10)),
+    ]

@@ -32,7 +32,7 @@ MEASURES: dict[Measure, str] = {
     "gigabytes": "GB sent in all, up and down",
     "last-megabytes": "MB sent down in the last round",
     "learning": "accuracy in %, mean over the scorings during training",
-    "time-to": "virtual time until that accuracy",
+    "time-to": "virtual time until an accuracy, between scorings on a straight line",
     "time": "virtual time of all rounds",
 }
 
@@ -126,6 +126,7 @@ class Table(_Entry):
     setting: str | None = None  # None: it is not made by runs
     instead: str | None = None  # then: what shows it
     measure: Measure = "accuracy"
+    at: tuple[int, ...] = ()  # rounds: all lines and claims are also given after each of them
     rows: tuple[Row, ...] = ()
     claims: tuple[str, ...] = ()
 

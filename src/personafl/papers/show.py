@@ -19,8 +19,8 @@ __all__ = ["Shown", "listing", "markdown", "rendered"]
 
 RULE = (
     f"Differences are paired by seed. A claim holds if the one-sided {CONFIDENCE:.0%} bound of the mean difference "
-    "(Student's t; a std of at least one test sample) is on its side, does not hold if it is on the other, and is else "
-    "not shown."
+    "(Student's t; a std of at least one test sample, or of a moment between two scorings) is on its side, does not "
+    "hold if it is on the other, and is else not shown."
 )
 _STYLE = {"holds": "green", "does not hold": "bold red", "not shown": "yellow"}
 
@@ -55,6 +55,7 @@ class Shown:
             "rows": [
                 {
                     "name": line.row.name,
+                    "at": line.at,
                     "measure": line.measure,
                     "values": {str(seed): value for seed, value in line.values.items()},
                     "paper": line.row.paper,
@@ -65,6 +66,7 @@ class Shown:
             "claims": [
                 {
                     "claim": verdict.claim.text,
+                    "at": verdict.at,
                     "verdict": verdict.word,
                     "seeds": verdict.seeds,
                     "mean": verdict.mean,
@@ -102,11 +104,11 @@ def rendered(shown: Sequence[Shown]) -> Iterator[RenderableType]:
         yield Text(f"{one.paper.cite}: {one.table.where}. {_measures(one)}.", style="dim")
         grid = _grid("", "here", "paper", numbers=2)
         for line in one.lines:
-            grid.add_row(line.row.name, *_numbers(line))
+            grid.add_row(line.name, *_numbers(line))
         yield grid
         for verdict in one.verdicts:
             yield Text.assemble(
-                f"{verdict.claim.text}: ", (verdict.word, _STYLE[verdict.word]), f"{_gap(verdict)}{_printed(verdict)}"
+                f"{verdict.text}: ", (verdict.word, _STYLE[verdict.word]), f"{_gap(verdict)}{_printed(verdict)}"
             )
         yield Text(f"What differs from the paper: {one.differs}.", style="dim")
         yield ""
@@ -123,7 +125,7 @@ def markdown(shown: Sequence[Shown]) -> str:
             f"{one.paper.cite}: {one.table.where}. {_measures(one)}.",
             f"    {one.command}",
             "| | here | paper |\n|---|---:|---:|\n"
-            + "\n".join(f"| {line.row.name} | {' | '.join(_numbers(line))} |" for line in one.lines),
+            + "\n".join(f"| {line.name} | {' | '.join(_numbers(line))} |" for line in one.lines),
             "| claim | verdict | here, by seed | paper |\n|---|---|---:|---:|\n"
             + "\n".join(_markdown_line(verdict) for verdict in one.verdicts),
         ]
@@ -136,7 +138,7 @@ def _markdown_line(verdict: Verdict) -> str:
     word = verdict.word if verdict.word == "holds" else f"**{verdict.word}**"
     gap = _gap(verdict).removeprefix(", ") or "–"
     paper = "–" if verdict.paper is None else f"{verdict.paper:+.2f}"
-    return f"| {verdict.claim.text} | {word} | {gap} | {paper} |"
+    return f"| {verdict.text} | {word} | {gap} | {paper} |"
 
 
 def _measures(one: Shown) -> str:

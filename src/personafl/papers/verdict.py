@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from scipy import stats
 
@@ -27,7 +27,13 @@ class Outcome:
     row: Row
     measure: Measure
     values: Mapping[int, float]  # seed -> value
-    grain: float = 0.0  # what one test sample, or one client, is worth
+    grain: float = 0.0  # what one test sample or client is worth; of a time, what lies between two scorings
+    at: int | None = None  # after how many rounds; None: at the end
+
+    @property
+    def name(self) -> str:
+        """The row's name, and the round."""
+        return named(self.row.name, self.at)
 
     @property
     def mean(self) -> float:
@@ -45,34 +51,57 @@ class Verdict:
     """Whether a claim holds: `word`; the mean and std over seeds of the first line less the second; the paper's."""
 
     claim: Claim
+    at: int | None  # after how many rounds; None: at the end
     word: Literal["holds", "does not hold", "not shown"]
     seeds: int
     mean: float | None
     std: float | None
     paper: float | None
 
+    @property
+    def text(self) -> str:
+        """The claim, and the round."""
+        return named(self.claim.text, self.at)
+
+
+def named(text: str, at: int | None) -> str:
+    """Return a line's name or a claim with the round that it is taken after."""
+    return text if at is None else f"{text}, round {at}"
+
 
 def outcomes(table: Table, runs: Runs) -> list[Outcome]:
-    """Return the lines of a table from what is finished; a line without runs has no values."""
-    lines = []
-    for row in table.rows:
-        measure = row.measure or table.measure
-        values = {seed: _value(row, measure, found) for (run, seed), found in runs.items() if run == row.run}
-        known = {seed: value for seed, value in sorted(values.items()) if value is not None}
-        grain = max((_grain(measure, found) for (run, _), found in runs.items() if run == row.run), default=0.0)
-        lines.append(Outcome(row, measure, known, grain))
-    return lines
+    """Return the lines of a table from what is finished, first those on the way; a line without runs has no values.
+
+    Rounds of `table.at` after which no run was scored are left out.
+    """
+    lines = [_outcome(row, row.measure or table.measure, runs, at) for at in (*table.at, None) for row in table.rows]
+    scored = {line.at for line in lines if line.values}
+    return [line for line in lines if line.at is None or line.at in scored]
+
+
+def _outcome(row: Row, measure: Measure, runs: Runs, at: int | None) -> Outcome:
+    own = {seed: found for (run, seed), found in sorted(runs.items()) if run == row.run}
+    found = {seed: _found(row, measure, run, at) for seed, run in own.items()}
+    known = {seed: pair for seed, pair in found.items() if pair is not None}
+    grain = max((grain for _, grain in known.values()), default=0.0)
+    return Outcome(row, measure, {seed: value for seed, (value, _) in known.items()}, grain, at)
 
 
 def judge(table: Table, lines: Sequence[Outcome]) -> list[Verdict]:
-    """Return a verdict per claim.
+    """Return a verdict per claim, and per round that the lines have.
 
     The mean difference over seeds is bounded below and above by Student's t, one-sided at 95 %: a claim holds if the
     lower bound is above −margin, does not hold if the upper one is below, and is not shown if neither is, or by one
-    seed alone. The std counts as at least what one test sample is worth: few samples give equal differences by chance.
+    seed alone. The std counts as at least what one test sample is worth (few samples give equal differences by chance),
+    and that of a time until some accuracy as at least the std of a moment between the two scorings around it.
     """
-    by_name = {line.row.name: line for line in lines}
-    return [_verdict(claim, by_name[claim.more], by_name[claim.less]) for claim in table.parsed_claims()]
+    by_name = {(line.row.name, line.at): line for line in lines}
+    rounds = dict.fromkeys(line.at for line in lines)
+    return [
+        _verdict(claim, by_name[claim.more, at], by_name[claim.less, at])
+        for claim in table.parsed_claims()
+        for at in rounds
+    ]
 
 
 def _verdict(claim: Claim, more: Outcome, less: Outcome) -> Verdict:
@@ -80,7 +109,7 @@ def _verdict(claim: Claim, more: Outcome, less: Outcome) -> Verdict:
     printed = (more.row.paper, less.row.paper)
     paper = None if None in printed else claim.sign * (printed[0] - printed[1])  # type: ignore[operator]
     if len(gaps) < 2:
-        return Verdict(claim, "not shown", len(gaps), claim.sign * gaps[0] if gaps else None, None, paper)
+        return Verdict(claim, more.at, "not shown", len(gaps), claim.sign * gaps[0] if gaps else None, None, paper)
     mean, std = statistics.fmean(gaps), statistics.stdev(gaps)
     spread = max(std, more.grain, less.grain)
     reach = float(stats.t.ppf(CONFIDENCE, len(gaps) - 1)) * spread / math.sqrt(len(gaps))
@@ -90,7 +119,7 @@ def _verdict(claim: Claim, more: Outcome, less: Outcome) -> Verdict:
         word = "holds"
     elif above + reach < 0:
         word = "does not hold"
-    return Verdict(claim, word, len(gaps), claim.sign * mean, std, paper)
+    return Verdict(claim, more.at, word, len(gaps), claim.sign * mean, std, paper)
 
 
 def _grain(measure: Measure, run: Result) -> float:
@@ -102,12 +131,23 @@ def _grain(measure: Measure, run: Result) -> float:
     return 100 / (len(tests) if measure == "hurt" else sum(tests))
 
 
-def _value(row: Row, measure: Measure, run: Result) -> float | None:
-    if measure in ("learning", "time-to"):
-        return _of_curve(row, measure, run)
-    if measure == "last-megabytes":
+def _found(row: Row, measure: Measure, run: Result, at: int | None) -> tuple[float, float] | None:
+    """Return the value of a run and its grain."""
+    if measure == "time-to":
+        return _crossing(_curve(row, run), row.level or 0.0)
+    if at is not None:
+        value = next((score.accuracy for score in _curve(row, run) if score.rounds == at), None)
+    elif measure == "learning":
+        value = statistics.fmean(score.accuracy for score in _curve(row, run)) if _curve(row, run) else None
+    elif measure == "last-megabytes":
         rounds = [entry for entry in RunDirectory(run.path).metrics() if entry["event"] == "round"]
-        return rounds[-1]["bytes_down"] / 1e6 if rounds else None
+        value = rounds[-1]["bytes_down"] / 1e6 if rounds else None
+    else:
+        value = _of_result(row, measure, run)
+    return None if value is None else (value, _grain(measure, run))
+
+
+def _of_result(row: Row, measure: Measure, run: Result) -> float | None:
     own, other = (_scored(run, model) for model in (row.model, row.minus))
     read = _READ[measure]
     if own is None or read(own) is None or (row.minus is not None and other is None):
@@ -132,15 +172,35 @@ def _scored(run: Result, model: str | None) -> Mapping[str, Any] | None:
     return next(rows, None)
 
 
-def _of_curve(row: Row, measure: Measure, run: Result) -> float | None:
-    """Return a number of the scores during training and at the end."""
+class _Score(NamedTuple):
+    rounds: int | None  # that were over; None: all
+    time: float | None  # virtual; None: the run has none
+    accuracy: float  # in %
+
+
+def _curve(row: Row, run: Result) -> list[_Score]:
+    """Return the scores of a row's model during training and at the end."""
     curve = [
-        (entry.get("time", entry["number"]), 100 * entry["mean"])
+        _Score(entry["number"] + 1, entry.get("time"), 100 * entry["mean"])
         for entry in RunDirectory(run.path).metrics()
         if entry["event"] == "score" and (entry["model"], entry["split"]) == (row.model, "test")
     ]
     if (last := _scored(run, row.model)) is not None:
-        curve.append((last.get("time", math.inf), 100 * last["accuracy"]))
-    if measure == "learning":
-        return statistics.fmean(value for _, value in curve) if curve else None
-    return next((when for when, value in curve if value >= (row.level or 0)), None)
+        curve.append(_Score(None, last.get("time"), 100 * last["accuracy"]))
+    return curve
+
+
+def _crossing(curve: Sequence[_Score], level: float) -> tuple[float, float] | None:
+    """Return when a curve first reaches a level, and the grain; on straight lines from 0 % at time 0 through scores.
+
+    Between two scorings it may have been at any time: uniformly, so with a std of their distance over √12.
+    """
+    before, below = 0.0, 0.0
+    for _, time, accuracy in curve:
+        if time is None:
+            return None
+        if accuracy >= level:
+            share = (level - below) / (accuracy - below) if accuracy > below else 1.0
+            return before + share * (time - before), (time - before) / math.sqrt(12)
+        before, below = time, accuracy
+    return None
