@@ -105,6 +105,20 @@ def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest
     assert models == ({"global", "personal", "tuned", "chosen"} if stateful else {"global", "personal", "chosen"})
 
 
+@pytest.mark.parametrize("stateful", [True, False])
+def test_fine_tuning_has_its_own_rate(tmp_path: Path, stateful: bool) -> None:
+    """A linear schedule has come down to 0 after the last round; the rate of fine-tuning has not.
+
+    Newcomers and stateless clients have nothing but what fine-tuning makes of the common start.
+    """
+    falling = {"schedule": {"kind": "linear", "rounds": 3}}
+    result = api.run(recipe(finetune=True, training=falling, method={"stateful": stateful}), out=tmp_path / "run")
+    before = scores(result, "personal" if stateful else "global")[1]
+    after = scores(result, "tuned" if stateful else "personal")[1]
+    assert abs(after - before) > 0.01
+    assert scores(result, "personal", "unseen")[1] < scores(result, "global", "unseen")[1] - 0.01
+
+
 def test_a_pretraining_that_was_stopped_resumes(tmp_path: Path) -> None:
     own = recipe(pretrain={"rounds": 4}, engine={"checkpoint_seconds": 0.0})
     api.run(own, out=tmp_path / "straight")

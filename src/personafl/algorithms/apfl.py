@@ -33,7 +33,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
-from personafl.algorithms.personal import retrained
+from personafl.algorithms.personal import fine_tuning, retrained, steady
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
@@ -89,7 +89,7 @@ class ApflClient:
             return problem.mean_loss(w, batch) + problem.mean_loss(_mixture(mixed, _constant(w)), batch)
 
         start = _named("w", down.model) | self._joint(state)
-        optimizer = self._blocks(data.round, w=self.shared.optimizer, v=self.personal)
+        optimizer = self._blocks(data.round, w=self.shared.optimizer, v=self.personal, mixing=self.adapt)
         joint, loss = descend(objective, start, data.phases["local"], optimizer, _clipped)
         return self._state(joint, state), Change(tree.sub(_block(joint, "w"), down.model), loss / 2)
 
@@ -99,7 +99,8 @@ class ApflClient:
         def objective(joint: Params, batch: Batch) -> Tensor:
             return problem.mean_loss(_mixture(self._state(joint, state), down.model), batch)
 
-        optimizer = self._blocks(data.round, v=self.tune.optimizer)
+        mixing = None if self.adapt is None else steady(self.adapt)
+        optimizer = self._blocks(data.round, v=self.tune.optimizer, mixing=mixing)
         joint, _ = descend(objective, self._joint(state), data.phases["tune"], optimizer, _clipped)
         return self._state(joint, state)
 
@@ -115,9 +116,10 @@ class ApflClient:
     def _state(joint: Params, before: Mixed) -> Mixed:
         return Mixed(_block(joint, "v"), joint.get("mixing", before.mixing))
 
-    def _blocks(self, round_: Tensor, **blocks: LocalOptimizer) -> Optimizer:
-        stepping = blocks if self.adapt is None else {**blocks, "mixing": self.adapt}
-        return by_block({name: spec.at(round_) for name, spec in stepping.items()}, lambda name: name.partition(".")[0])
+    @staticmethod
+    def _blocks(round_: Tensor, **blocks: LocalOptimizer | None) -> Optimizer:
+        stepping = {name: spec.at(round_) for name, spec in blocks.items() if spec is not None}
+        return by_block(stepping, lambda name: name.partition(".")[0])
 
 
 def _mixture(state: Mixed, w: Params) -> Params:
@@ -158,7 +160,7 @@ def apfl(
     client = ApflClient(
         shared=training,
         personal=retrained(training, lr=personal_lr, epochs=None).optimizer,
-        tune=retrained(training, lr=personal_lr, epochs=tune_epochs),
+        tune=fine_tuning(training, lr=personal_lr, epochs=tune_epochs),
         mixing=mixing,
         adapt=adapt,
     )

@@ -22,7 +22,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from personafl.algorithms.local import LocalClient, NoServer
-from personafl.algorithms.personal import Personal, retrained
+from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.quped import Bits
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import quantize
@@ -110,7 +110,7 @@ def binaryrelax(
     """Every client trains alone, with weights that are drawn to a scaled grid of few values."""
     client = BinaryRelaxClient(
         training=training,
-        alone=retrained(training, lr=None, epochs=alone_epochs),
+        alone=fine_tuning(training, epochs=alone_epochs),
         bits=bits,
         full_precision=full_precision,
         relax=relax,

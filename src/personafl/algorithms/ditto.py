@@ -18,7 +18,7 @@ from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
-from personafl.algorithms.personal import Personal, global_and_personal, retrained
+from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal, retrained
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Batches, Data, Steps
@@ -92,7 +92,7 @@ def ditto(
     client = DittoClient(
         shared=FedAvgClient(training=training),
         personal=retrained(training, lr=personal_lr, epochs=personal_epochs),
-        tune=retrained(training, lr=personal_lr, epochs=tune_epochs),
+        tune=fine_tuning(training, lr=personal_lr, epochs=tune_epochs),
         pull=pull,
     )
     return Algorithm("ditto", client, Averaging(optimizer=server))

@@ -9,7 +9,8 @@ parameters are (u, v): u shared, v_i client i's own, divided by the problem's sp
     server:    u ← u + step of the server optimizer along Σ_i α_i (u_i − u)
 
 v_i starts at the start model's personal part, the same for all; it is sent to a client once. Stateless clients keep
-nothing: they are sent it every time and begin again (Appendix C.4). Fine-tuning trains v_i with u fixed (stage c).
+nothing: they are sent it every time and begin again (Appendix C.4). Fine-tuning trains v_i with u fixed (stage c), at a
+constant rate; γ_u and γ_v follow the schedule over rounds.
 
 With nothing personal both are FedAvg; with everything personal FedSim is Local training from the common start.
 Gradient clipping, if set, is per block (u and v).
@@ -25,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
-from personafl.algorithms.personal import retrained
+from personafl.algorithms.personal import fine_tuning, retrained
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
 from personafl.core.batches import Data, Steps
@@ -163,7 +164,7 @@ def fedalt(
     if personal_epochs is not None and personal_steps is not None:
         raise BadInput("method.personal_steps: give either personal_epochs or personal_steps, not both")
     personal = retrained(training, lr=personal_lr, epochs=personal_epochs, steps=personal_steps)
-    tune = retrained(training, lr=tune_lr, epochs=tune_epochs)
+    tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs)
     client = PartialClient(shared=training, personal=personal, tune=tune, stateful=stateful)
     return Algorithm("fedalt", client, PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful))
 

@@ -52,13 +52,13 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from personafl.algorithms.personal import retrained
+from personafl.algorithms.personal import fine_tuning
 from personafl.algorithms.training import Count, Decay, NonNegative, Rate, Training
 from personafl.core import prox, tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields, sent_once
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend_from
-from personafl.core.optim import Accelerated, Sgd
+from personafl.core.optim import Accelerated, Optimizer, Sgd
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.errors import BadInput
@@ -106,7 +106,7 @@ class _Device:
 
     uploads_of_state: ClassVar[tuple[str, ...]] = ("change",)  # from x⁽⁰⁾ = 0 it is x itself
     training: Training = field(default_factory=lambda: Training(optimizer=Accelerated()))
-    tune: Steps = field(default_factory=lambda: Steps(epochs=5))
+    tune: Training = field(default_factory=lambda: Training(optimizer=Accelerated()))
     penalty: float = 1.0  # γ
 
     @property
@@ -124,11 +124,10 @@ class _Device:
         x: Params,
         previous: Params,
         batches: Batches,
-        round_: Tensor,
+        optimizer: Optimizer,
         term: Quadratic | None = None,
     ) -> tuple[Params, Params, Tensor]:
         """Return x, the iterate before it, and the mean loss."""
-        optimizer = self.training.optimizer.at(round_)
         return descend_from(problem.mean_loss, x, previous, batches, optimizer, term=term)
 
 
@@ -139,7 +138,7 @@ class FedBcdClient(_Device):
     @property
     def tuning(self) -> Mapping[str, Steps]:
         """A longer pass of the same."""
-        return {"tune": self.tune}
+        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Anchor, generator: torch.Generator) -> Iterates:
         """x = x⁻ = x⁽⁰⁾."""
@@ -147,19 +146,20 @@ class FedBcdClient(_Device):
 
     def update(self, problem: Problem, down: Anchor, state: Iterates, data: Data) -> tuple[Iterates, PersonalChange]:
         """Train x, and send how it changed."""
-        trained, loss = self._train(problem, down.model, state, data.phases["local"], data.round)
+        optimizer = self.training.optimizer.at(data.round)
+        trained, loss = self._train(problem, down.model, state, data.phases["local"], optimizer)
         return trained, PersonalChange(tree.sub(trained.model, state.model), loss)
 
     def personalize(self, problem: Problem, down: Anchor, state: Iterates, data: Data) -> Iterates:
         """Train from z."""
         start = Iterates(down.model, down.model)
-        return self._train(problem, down.model, start, data.phases["tune"], data.round)[0]
+        return self._train(problem, down.model, start, data.phases["tune"], self.tune.optimizer.at(data.round))[0]
 
     def _train(
-        self, problem: Problem, z: Params, state: Iterates, batches: Batches, round_: Tensor
+        self, problem: Problem, z: Params, state: Iterates, batches: Batches, optimizer: Optimizer
     ) -> tuple[Iterates, Tensor]:
         held = Quadratic(anchor=z, strength=self.penalty)
-        x, previous, loss = self._steps(problem, state.model, state.previous, batches, round_, held)
+        x, previous, loss = self._steps(problem, state.model, state.previous, batches, optimizer, held)
         return Iterates(x, previous), loss
 
 
@@ -173,7 +173,7 @@ class FedBcdIClient(_Device):
     @property
     def tuning(self) -> Mapping[str, Steps]:
         """A longer pass, and a round's, which says how many pulls there are."""
-        return {"tune": self.tune, **self.phases}
+        return {"tune": self.tune.work, **self.phases}
 
     def init(self, problem: Problem, down: Anchor, generator: torch.Generator) -> OfflineIterates:
         """x = x⁻ = x⁽⁰⁾."""
@@ -183,21 +183,21 @@ class FedBcdIClient(_Device):
         self, problem: Problem, down: Anchor, state: OfflineIterates, data: Data
     ) -> tuple[OfflineIterates, PersonalChange]:
         """Train x and pull it towards z, and send where it is then."""
-        batches = data.phases["local"]
-        x, previous, loss = self._steps(problem, state.model, state.previous, batches, data.round)
+        batches, optimizer = data.phases["local"], self.training.optimizer.at(data.round)
+        x, previous, loss = self._steps(problem, state.model, state.previous, batches, optimizer)
         state = self._pulled(x, previous, down.model, batches)
         return state, PersonalChange(tree.sub(state.model, down.model), loss)
 
     def offline(self, problem: Problem, state: OfflineIterates, data: Data) -> OfflineIterates:
         """Train x alone, or wait."""
-        batches = data.phases["local"]
-        x, previous, _ = self._steps(problem, state.model, state.previous, batches, data.round)
+        batches, optimizer = data.phases["local"], self.training.optimizer.at(data.round)
+        x, previous, _ = self._steps(problem, state.model, state.previous, batches, optimizer)
         return tree.where(state.alone < self.wait_after, OfflineIterates(x, previous, state.alone + 1), state)
 
     def personalize(self, problem: Problem, down: Anchor, state: OfflineIterates, data: Data) -> OfflineIterates:
         """Train from z, then pull as in a round."""
         z = down.model
-        x, previous, _ = self._steps(problem, z, z, data.phases["tune"], data.round)
+        x, previous, _ = self._steps(problem, z, z, data.phases["tune"], self.tune.optimizer.at(data.round))
         return self._pulled(x, previous, z, data.phases["local"])
 
     def _pulled(self, x: Params, previous: Params, z: Params, batches: Batches) -> OfflineIterates:
@@ -276,7 +276,7 @@ def fedbcd(
     """Personal models held to the shared one by a penalty; the server steps towards their mean."""
     side = None if box == "none" else box
     training = _accelerated(training, momentum, side)
-    tune = retrained(training, lr=None, epochs=tune_epochs).work
+    tune = fine_tuning(training, epochs=tune_epochs)
     client = FedBcdClient(training=training, tune=tune, penalty=penalty)
     return Algorithm("fedbcd", client, BlockServer(step=server_step, iterations=server_iterations, box=side))
 
@@ -296,7 +296,7 @@ def fedbcdi(
     """FedBCD whose personal models train alone, offline too, and are pulled to the shared one in contact."""
     side = None if box == "none" else box
     training = _accelerated(training, momentum, side)
-    tune = retrained(training, lr=None, epochs=tune_epochs).work
+    tune = fine_tuning(training, epochs=tune_epochs)
     client = FedBcdIClient(
         training=training, tune=tune, penalty=penalty, wait_after=wait_after, carry_momentum=carry_momentum
     )

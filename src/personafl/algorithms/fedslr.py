@@ -37,7 +37,7 @@ from torch import Tensor
 from personafl.algorithms.averaging import Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.feddyn import Dual, DynamicClient, DynamicServer
-from personafl.algorithms.personal import retrained
+from personafl.algorithms.personal import fine_tuning, retrained
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
@@ -213,7 +213,7 @@ def fedslr(
         if solver == "dual"
         else FedAvgClient(training=training, rank_penalty=local_penalty),
         personal=own,
-        tune=retrained(own, lr=None, epochs=tune_epochs),
+        tune=fine_tuning(own, epochs=tune_epochs),
         penalty=personal,
         sparsity=sparsity,
     )

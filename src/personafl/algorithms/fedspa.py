@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.func import grad
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
-from personafl.algorithms.personal import Personal, retrained
+from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Problem
@@ -199,7 +199,7 @@ def fedspa(
     """Each client trains its own sparse part of the shared model, and searches for the part that fits it."""
     client = SpaClient(
         training=training,
-        tune=retrained(training, lr=tune_lr, epochs=tune_epochs),
+        tune=fine_tuning(training, lr=tune_lr, epochs=tune_epochs),
         density=density,
         prune_rate=prune_rate,
         search_rounds=search_rounds,

@@ -21,7 +21,7 @@ import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
-from personafl.algorithms.personal import Personal, global_and_personal, retrained
+from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Data, Steps
@@ -81,6 +81,6 @@ def finetune(
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
     """FedAvg, then each client fine-tunes the shared model."""
-    tune = retrained(training, lr=tune_lr, epochs=tune_epochs)
+    tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs)
     client = FinetuneClient(shared=FedAvgClient(training=training), tune=tune, part=part)
     return Algorithm("finetune", client, Averaging(optimizer=server))

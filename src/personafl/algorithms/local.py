@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from personafl.algorithms.personal import Personal, retrained
+from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.training import Count, Training
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced
 from personafl.core.batches import Batches, Data, Steps
@@ -89,5 +89,5 @@ class NoServer:
 
 def local(training: Training, *, alone_epochs: Count = 20) -> Algorithm:
     """Every client trains alone."""
-    alone = retrained(training, lr=None, epochs=alone_epochs)
+    alone = fine_tuning(training, epochs=alone_epochs)
     return Algorithm("local", LocalClient(training=training, alone=alone), NoServer(), own_networks=True)

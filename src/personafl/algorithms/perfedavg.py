@@ -31,7 +31,7 @@ from torch.func import grad, grad_and_value
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.finetune import FinetuneClient
-from personafl.algorithms.personal import Personal, retrained
+from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem
@@ -124,6 +124,6 @@ def perfedavg(
     if tune_epochs is None:
         tune_steps = tune_steps or 1
     plain = Training(work=training.work, optimizer=Sgd(lr=inner_lr))
-    adapt = FinetuneClient(tune=retrained(plain, lr=None, epochs=tune_epochs, steps=tune_steps))
+    adapt = FinetuneClient(tune=fine_tuning(plain, epochs=tune_epochs, steps=tune_steps))
     client = MetaClient(training=training, adapt=adapt, variant=variant, inner_lr=inner_lr, delta=delta)
     return Algorithm("perfedavg", client, Averaging(optimizer=server))

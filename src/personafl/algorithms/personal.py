@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from personafl.algorithms.averaging import Model
 from personafl.algorithms.training import Training
 from personafl.core.algorithm import Empty
+from personafl.core.optim import LocalOptimizer
+from personafl.core.schedule import Constant
 from personafl.core.tree import Params
 
-__all__ = ["Personal", "global_and_personal", "retrained"]
+__all__ = ["Personal", "fine_tuning", "global_and_personal", "retrained", "steady"]
+
+T = TypeVar("T", bound=LocalOptimizer)
 
 
 class Personal(NamedTuple):
@@ -34,3 +38,19 @@ def retrained(training: Training, *, lr: float | None, epochs: int | None, steps
     if steps is not None:
         work = dataclasses.replace(work, epochs=None, steps=steps, least=None)
     return Training(work=work, optimizer=optimizer)
+
+
+def steady(optimizer: T) -> T:
+    """Return the optimizer with its learning rate as it is, whatever the round."""
+    return dataclasses.replace(optimizer, schedule=Constant())
+
+
+def fine_tuning(
+    training: Training, *, lr: float | None = None, epochs: int | None = None, steps: int | None = None
+) -> Training:
+    """Return what clients do once the rounds are over: retrained, at a constant rate.
+
+    A schedule counts rounds, and has often come down to 0 by then.
+    """
+    tuned = retrained(training, lr=lr, epochs=epochs, steps=steps)
+    return dataclasses.replace(tuned, optimizer=steady(tuned.optimizer))

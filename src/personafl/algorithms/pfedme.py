@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.averaging import Averaging, Change, Model
-from personafl.algorithms.personal import Personal, global_and_personal, retrained
+from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
@@ -44,7 +44,7 @@ class MoreauClient:
     """Client rule: gradient steps on the envelope, each from `inner_steps` on the penalised loss."""
 
     training: Training = field(default_factory=Training)
-    tune: Steps = field(default_factory=lambda: Steps(epochs=5))  # of the same, without sending
+    tune: Training = field(default_factory=Training)  # of the same, without sending
     pull: float = 15.0  # λ
     inner_steps: int = 5  # K
     outer_lr: float = 0.005  # η
@@ -57,7 +57,7 @@ class MoreauClient:
     @property
     def tuning(self) -> Mapping[str, Steps]:
         """The same for one's own sake."""
-        return {"tune": self.tune}
+        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Personal:
         """θ_i = w_t."""
@@ -65,22 +65,22 @@ class MoreauClient:
 
     def update(self, problem: Problem, down: Model, state: Personal, data: Data) -> tuple[Personal, Change]:
         """Return the last θ and w_i − w_t."""
-        w, theta, loss = self._train(problem, down.model, data.phases["local"], data.round)
+        w, theta, loss = self._train(problem, down.model, data.phases["local"], self.training, data.round)
         return Personal(theta), Change(tree.sub(w, down.model), loss)
 
     def personalize(self, problem: Problem, down: Model, state: Personal, data: Data) -> Personal:
         """Return the last θ of a longer pass."""
-        return Personal(self._train(problem, down.model, data.phases["tune"], data.round)[1])
+        return Personal(self._train(problem, down.model, data.phases["tune"], self.tune, data.round)[1])
 
     def models(self, problem: Problem, down: Model, state: Personal) -> dict[str, Params]:
         """Return w and θ_i."""
         return global_and_personal(down, state)
 
     def _train(
-        self, problem: Problem, start: Params, batches: Batches, round_: Tensor
+        self, problem: Problem, start: Params, batches: Batches, training: Training, round_: Tensor
     ) -> tuple[Params, Params, Tensor]:
         """Return w_i, θ and the mean loss."""
-        optimizer = self.training.optimizer.at(round_)
+        optimizer = training.optimizer.at(round_)
         w, theta = start, start
         total = torch.zeros((), device=batches.device)
         for batch in batches.each():
@@ -105,7 +105,7 @@ def pfedme(
     """A shared model of Moreau envelopes, and a personal model per client near it."""
     client = MoreauClient(
         training=training,
-        tune=retrained(training, lr=None, epochs=tune_epochs).work,
+        tune=fine_tuning(training, epochs=tune_epochs),
         pull=pull,
         inner_steps=inner_steps,
         outer_lr=outer_lr,

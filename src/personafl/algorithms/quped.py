@@ -65,7 +65,7 @@ from torch.func import grad, grad_and_value
 from torch.nn import functional
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
-from personafl.algorithms.personal import retrained
+from personafl.algorithms.personal import fine_tuning, retrained, steady
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core import quantize, tree
 from personafl.core.algorithm import Algorithm, Problem
@@ -101,7 +101,7 @@ class QupedClient:
     """Client rule: proximal steps on x and c, and distillation steps on w_i, on the same minibatches."""
 
     training: Training = field(default_factory=Training)  # of x
-    tune: Steps = field(default_factory=lambda: Steps(epochs=5))
+    tune: Training = field(default_factory=Training)  # of x, w fixed
     shared: LocalOptimizer = field(default_factory=Sgd)  # of w
     centers: Sgd = field(default_factory=lambda: Sgd(lr=1e-4))
     center_clip: float | None = None  # limit of each entry of ∇_c F
@@ -124,7 +124,7 @@ class QupedClient:
     @property
     def tuning(self) -> Mapping[str, Steps]:
         """The same with w fixed."""
-        return {"tune": self.tune}
+        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Centered:
         """Return where x and c start."""
@@ -144,7 +144,8 @@ class QupedClient:
 
     def personalize(self, problem: Problem, down: Model, state: Centered, data: Data) -> Centered:
         """Train x and c under w as it is."""
-        return self._train(problem, down.model, state, data.phases["tune"], data.round, teach=False)[0]
+        still = dataclasses.replace(self, training=self.tune, centers=steady(self.centers))
+        return still._train(problem, down.model, state, data.phases["tune"], data.round, teach=False)[0]
 
     def models(self, problem: Problem, down: Model, state: Centered) -> dict[str, Params]:
         """Return w and Q_c(x)."""
@@ -308,7 +309,7 @@ def quped(
     shared = retrained(training, lr=shared_lr, epochs=None).optimizer
     client = QupedClient(
         training=training,
-        tune=retrained(training, lr=None, epochs=tune_epochs).work,
+        tune=fine_tuning(training, epochs=tune_epochs),
         shared=dataclasses.replace(shared, weight_decay=shared_decay),
         centers=Sgd(lr=center_lr, schedule=center_schedule),
         center_clip=center_clip,
