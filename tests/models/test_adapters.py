@@ -18,7 +18,7 @@ from personafl.models.adapters import is_adapter
 KINDS = get_args(AdapterKind)
 FITS = {
     "lora": list(CASES),
-    "residual": ["cnn", "resnet18", "resnet20"],
+    "residual": ["cnn", "resnet18", "resnet20", "resnet32"],
     "bottleneck": ["transformer", "speech"],
 }
 

@@ -26,13 +26,52 @@ def count(module: torch.nn.Module, personal: str | None = None) -> int:
         ("cnn2", (3, 32, 32), 10, 4_864 + 102_464 + 51_232 + 307_584 + 73_920 + 1_930),
         # torchvision's ResNet-18 has 11,689,512: 3×3 stem 64·27 for 64·147, 10 for 1000 classes (513·990 fewer)
         ("resnet18", (3, 32, 32), 10, 11_689_512 - 64 * (147 - 27) - 513 * 990),
-        # the usual ResNet-20 has 0.27M (He et al. 2016, Table 6)
+        # the usual ResNet-20 and ResNet-32 have 0.27M and 0.46M (He et al. 2016, Table 6): two more blocks in each of
+        # 3 stages of c channels, 18c² + 4c each
         ("resnet20", (3, 32, 32), 10, 272_474),
+        ("resnet32", (3, 32, 32), 10, 272_474 + 2 * sum(18 * c * c + 4 * c for c in (16, 32, 64))),
     ],
 )
 def test_sizes(name: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:
     with torch.device("meta"):
         assert count(MODELS[name](input_shape=shape, classes=classes)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("classes", "stem", "bias", "parameters"),
+    [
+        (1000, "imagenet", True, 11_689_512),  # torchvision's
+        (200, "imagenet", False, 11_689_512 - 513_000 + 512 * 200),  # FedSLR's for TinyImageNet
+        (10, "small", False, 11_689_512 - 64 * (147 - 27) - 513_000 + 512 * 10),  # and for CIFAR-10: 11.17M in Table 2
+    ],
+)
+def test_stems_and_outputs_of_resnet18(classes: int, stem: str, bias: bool, parameters: int) -> None:
+    with torch.device("meta"):
+        module = MODELS["resnet18"](input_shape=(3, 64, 64), classes=classes, stem=stem, output_bias=bias)
+    assert count(module) == parameters
+    assert ("output.bias" in dict(module.named_parameters())) == bias
+
+
+def test_the_imagenet_stem_is_a_convolution_and_a_pooling_of_stride_2() -> None:
+    """By hand: zeros around 13×13 pixels, a 7×7 product at every other one, then maxima of 3×3 at every other one."""
+    module = MODELS["resnet20"](input_shape=(1, 13, 13), classes=3, width=2, stem="imagenet")
+    x = torch.rand(1, 1, 13, 13)
+    padded = torch.zeros(19, 19)
+    padded[3:16, 3:16] = x[0, 0]
+    with torch.no_grad():
+        first = torch.stack(
+            [
+                (kernel[0] * padded[2 * i : 2 * i + 7, 2 * j : 2 * j + 7]).sum()
+                for kernel in module.stem.weight
+                for i in range(7)
+                for j in range(7)
+            ]
+        ).reshape(1, 2, 7, 7)
+        values = module.norm(first).relu()[0]
+        spans = [slice(max(0, 2 * i - 1), 2 * i + 2) for i in range(4)]
+        pooled = torch.stack([values[:, a, b].amax((1, 2)) for a in spans for b in spans], 1).reshape(1, 2, 4, 4)
+        expected = module.output(module.blocks(pooled).mean((2, 3)))
+        assert torch.allclose(module(x), expected, atol=1e-5)
 
 
 def test_resnet18_has_the_personal_parts_of_table_7() -> None:
@@ -59,4 +98,4 @@ def test_resnets_halve_the_resolution_per_stage(name: str, options: dict[str, An
     for block in module.blocks:
         block.register_forward_hook(lambda _layer, _x, y: sizes.append(y.shape[-1]))
     module(torch.rand(1, 1, 28, 28))
-    assert sizes == [28, 28, 14, 14, 7, 7, 4, 4] if name == "resnet18" else [28] * 3 + [14] * 3 + [7] * 3
+    assert sizes == ([28, 28, 14, 14, 7, 7, 4, 4] if name == "resnet18" else [28] * 3 + [14] * 3 + [7] * 3)

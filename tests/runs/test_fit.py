@@ -110,7 +110,15 @@ def test_memory_is_measured_only_where_there_is_a_limit_and_room() -> None:
 def test_without_names_all_models_that_suit_the_data_and_the_recipes_own() -> None:
     found = fit(recipe(model={"name": "mlp", "hidden": [9]}), PLENTY)
     assert {candidate.label for candidate in found.candidates} == {
-        *("linear", "mlp", "mlp:hidden=[9]", "cnn", "resnet18", "resnet20"),  # digits are too small for the others
+        *(
+            "linear",
+            "mlp",
+            "mlp:hidden=[9]",
+            "cnn",
+            "resnet18",
+            "resnet20",
+            "resnet32",
+        ),  # digits are too small for the others
     }
     assert list(found.candidates) == sorted(
         found.candidates, key=lambda c: (c.parameters, c.bits or math.inf), reverse=True
@@ -245,7 +253,7 @@ def test_models_that_cannot_be_quantized() -> None:
     with pytest.raises(BadInput, match=r"--models mlp: .*no layer to quantize"):
         fit(recipe(), PLENTY, parse_models("cnn,mlp"), [4])
     names = {candidate.network.name for candidate in fit(recipe(), PLENTY, None, [4]).candidates}
-    assert names == {"cnn", "resnet18", "resnet20"}
+    assert names == {"cnn", "resnet18", "resnet20", "resnet32"}
 
 
 def test_bits() -> None:

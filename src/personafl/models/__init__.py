@@ -40,6 +40,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn2": convolutional.cnn2,
     "resnet18": convolutional.resnet18,
     "resnet20": convolutional.resnet20,
+    "resnet32": convolutional.resnet32,
     "bag": zoo.bag,
     "window": zoo.window,
     "transformer": transformer.transformer,

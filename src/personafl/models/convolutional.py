@@ -1,19 +1,22 @@
 """Convolutional networks, all with GroupNorm where they normalise, for images of 28 to 32 pixels and more.
 
-CNN1 and CNN2 are QuPeD's; ResNet-18 and ResNet-20 those of FedAlt/FedSim, FedSLR and FedBCD, with a 3×3 stem and no
-first pooling.
+CNN1 and CNN2 are QuPeD's; ResNet-18 that of FedAlt/FedSim and FedSLR, ResNet-20 that of FedBCD and QuPeD, which also
+has ResNet-32. Their stem is 3×3 without pooling, or ImageNet's for larger images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from personafl.models.zoo import Size, image_shape
 
-__all__ = ["ResNet", "cnn1", "cnn2", "lenet", "resnet18", "resnet20"]
+__all__ = ["ResNet", "cnn1", "cnn2", "lenet", "resnet18", "resnet20", "resnet32"]
+
+Stem = Literal["small", "imagenet"]
 
 
 def lenet(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -84,12 +87,28 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network with a 3×3 stem: stages of blocks, each stage after the first at half the resolution."""
+    """A residual network: a stem, then stages of blocks, each stage after the first at half the resolution.
 
-    def __init__(self, channels: int, classes: int, widths: Sequence[int], blocks: int, groups: int) -> None:
+    Stems: "small" is a 3×3 convolution that keeps the resolution; "imagenet" (He et al. 2016) a 7×7 one of stride 2 and
+    3×3 max pooling of stride 2, which leave a quarter of it, for images of 64 pixels and more.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        classes: int,
+        widths: Sequence[int],
+        blocks: int,
+        groups: int,
+        stem: Stem,
+        output_bias: bool,
+    ) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        large = stem == "imagenet"
+        kernel, stride, padding = (7, 2, 3) if large else (3, 1, 1)
+        self.stem = nn.Conv2d(channels, widths[0], kernel, stride, padding, bias=False)
         self.norm = nn.GroupNorm(groups, widths[0])
+        self.pool: nn.Module = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
         stages: list[nn.Module] = []
         inputs = widths[0]
         for stage, width in enumerate(widths):
@@ -97,24 +116,54 @@ class ResNet(nn.Module):
                 stages.append(Block(inputs, width, 2 if stage and not block else 1, groups))
                 inputs = width
         self.blocks = nn.Sequential(*stages)
-        self.output = nn.Linear(inputs, classes)
+        self.output = nn.Linear(inputs, classes, bias=output_bias)
         # With its norm the first layer has the 0.7K parameters of FedAlt/FedSim's Table 7.
         self.parts = {"input": ("stem.*", "norm.*")}
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [batch, channels, height, width] to scores [batch, classes]."""
-        features = self.blocks(functional.relu(self.norm(self.stem(x))))
+        features = self.blocks(self.pool(functional.relu(self.norm(self.stem(x)))))
         scores: Tensor = self.output(features.mean((2, 3)))
         return scores
 
 
-def resnet18(input_shape: Sequence[int], classes: int, *, width: Size = 64, groups: Size = 2) -> nn.Module:
-    """ResNet-18 with GroupNorm, 3×3 stem: 4 stages of 2 blocks, the first `width` wide; images of at least 8×8."""
+def resnet18(
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    width: Size = 64,
+    groups: Size = 2,
+    stem: Stem = "small",
+    output_bias: bool = True,
+) -> nn.Module:
+    """ResNet-18 with GroupNorm: 4 stages of 2 blocks, the first `width` wide; images of at least 8×8."""
     channels, _, _ = image_shape(input_shape, 8)
-    return ResNet(channels, classes, [width, 2 * width, 4 * width, 8 * width], 2, groups)
+    return ResNet(channels, classes, [width, 2 * width, 4 * width, 8 * width], 2, groups, stem, output_bias)
 
 
-def resnet20(input_shape: Sequence[int], classes: int, *, width: Size = 16, groups: Size = 2) -> nn.Module:
+def resnet20(
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    width: Size = 16,
+    groups: Size = 2,
+    stem: Stem = "small",
+    output_bias: bool = True,
+) -> nn.Module:
     """ResNet-20 with GroupNorm: 3 stages of 3 blocks, the first `width` wide; images of at least 8×8."""
     channels, _, _ = image_shape(input_shape, 8)
-    return ResNet(channels, classes, [width, 2 * width, 4 * width], 3, groups)
+    return ResNet(channels, classes, [width, 2 * width, 4 * width], 3, groups, stem, output_bias)
+
+
+def resnet32(
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    width: Size = 16,
+    groups: Size = 2,
+    stem: Stem = "small",
+    output_bias: bool = True,
+) -> nn.Module:
+    """ResNet-32 with GroupNorm: as ResNet-20, with 5 blocks in each stage."""
+    channels, _, _ = image_shape(input_shape, 8)
+    return ResNet(channels, classes, [width, 2 * width, 4 * width], 5, groups, stem, output_bias)
