@@ -1,12 +1,13 @@
 """Rounds of stacked clients on a GPU: one by one, stacked, from CUDA graphs, and the floor that no method can beat.
 
-    python benchmarks/gpu.py [--works mlp-100,cifar] [--repeats 5] [--dtype tf32]
+    python benchmarks/gpu.py [--works mlp-100,cifar] [--repeats 5] [--dtype tf32] [--full-training]
 
-FedAvg on synthetic data, all clients in every round. A round is a step of the simulator: it draws batches, trains,
-checks and averages. The floor is one shared model on the same samples, as few kernels as there are (the steps of one
-client whose batches are those of all clients, from a CUDA graph, with batches drawn beforehand). Streamed is from CUDA
-graphs with the data in the host's memory. The ways take turns; milliseconds are the best of the repeats, one by one of
-a single round. Without a GPU it says so and does nothing.
+FedAvg on synthetic data, all clients in every round, by plain SGD or, `--full-training`, with momentum, weight decay
+and a schedule. A round is a step of the simulator: it draws batches, trains, checks and averages. The floor is one
+shared model on the same samples, as few kernels as there are (the steps of one client whose batches are those of all
+clients, from a CUDA graph, with batches drawn beforehand). Streamed is from CUDA graphs with the data in the host's
+memory. The ways take turns; milliseconds are the best of the repeats, one by one of a single round. Without a GPU it
+says so and does nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
+from personafl.core.schedule import Exponential
 from personafl.data.federated import Ragged, make_federated
 from personafl.data.window import Window
 from personafl.models import convolutional
@@ -41,6 +43,9 @@ from personafl.runs.hardware import set_arithmetic
 from personafl.runs.simulator import Federation, Simulation
 from personafl.runs.store import Store
 from personafl.runs.trainer import bound
+
+PLAIN = Sgd(lr=0.05)
+FULL = replace(PLAIN, momentum=0.9, weight_decay=1e-4, schedule=Exponential(rate=0.99))
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Work:
     clients: int
     steps: int
     batch: int
+    optimizer: Sgd = PLAIN
 
 
 IMAGE = (3, 32, 32)
@@ -92,7 +98,7 @@ def simulation(work: Work, strategy: str, dtype: str, *, streamed: bool = False)
     torch.manual_seed(0)
     problem = Problem(Net(work.model()).to(GPU, torch.float32), cross_entropy)
     federation = Federation(
-        algorithm=fedavg(Training(work=Steps(epochs=1, batch=work.batch), optimizer=Sgd(lr=0.05))),
+        algorithm=fedavg(Training(work=Steps(epochs=1, batch=work.batch), optimizer=work.optimizer)),
         data=data,
         problems=(problem,),
         problem_of=np.zeros(work.clients, dtype=np.int64),
@@ -149,18 +155,20 @@ def main() -> None:
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", choices=("float32", "tf32", "bfloat16"), default="float32")
+    parser.add_argument("--full-training", action="store_true", help="momentum, weight decay and a schedule")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return
     set_arithmetic(options.dtype, GPU)
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}; ms a round, and times the floor"
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, "
+        f"{'full training' if options.full_training else 'plain SGD'}; ms a round, and times the floor"
     )
     columns = (("one by one", 12), *((way, 10) for way in ("stacked", "graphs", "streamed", "floor")))
     print(f"{'work':<12}", *(f"{name:>{width}}" for name, width in columns), f"{'gain':>8}{'of floor':>10}", sep="")
     for name in options.works.split(","):
-        work = WORKS[name]
+        work = replace(WORKS[name], optimizer=FULL if options.full_training else PLAIN)
         ways = {
             "stacked": rounds(work, "stacked", options.dtype),
             "graphs": rounds(work, "graphs", options.dtype),

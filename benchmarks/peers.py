@@ -45,7 +45,7 @@ class Side:
 
     def __init__(self, name: str, cores: int, work: str, method: str, options: argparse.Namespace) -> None:
         python = options.peers_python if name in PACKAGES else sys.executable
-        chosen = [word for word in ("quick", "bfloat16") if getattr(options, word)]
+        chosen = [word for word in ("quick", "bfloat16", "full_training") if getattr(options, word)]
         threads = "1" if name in PROCESSES else str(cores)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         self.name, self.cores = name, cores
@@ -147,8 +147,11 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1, help="of every side")
     parser.add_argument("--quick", action="store_true", help="fewer clients and turns: does it work here?")
     parser.add_argument("--bfloat16", action="store_true", help="products and convolutions of all sides round to it")
+    parser.add_argument("--full-training", action="store_true", help="momentum, weight decay and a schedule")
     parser.add_argument("--peers-python", default=sys.executable, help="python of an environment with the packages")
     options = parser.parse_args()
+    if options.full_training and "scaffold" in options.method:
+        parser.error("--full-training: scaffold has plain steps alone; choose other methods with --method")
     options.turns = 2 if options.quick else options.turns
     print(f"| work | side | clients/s best | median | × {options.against} best | median | distance |")
     print("|---|---|---|---|---|---|---|", flush=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
-from work import PULL, Work, clients_of, start_of
+from work import DECAY, MOMENTUM, PULL, Work, clients_of, start_of
 
 __all__ = ["PFLlibStyle", "Tight", "loss_of"]
 
@@ -39,6 +39,7 @@ class Loop:
         self.clients = clients_of(work)
         self.model = start_of(work)
         self.total = sum(len(y) for _, y in self.clients)
+        self.number = 0  # of the round
 
     def batches(self, x: Tensor, y: Tensor) -> Batches:
         """Yield the minibatches of all epochs."""
@@ -74,14 +75,19 @@ class Tight(Loop):
 
     def descend(self, which: list[Tensor], x: Tensor, y: Tensor, extra: Callable[[list[Tensor]], None]) -> int:
         """Train some of the parameters; `extra` changes the gradients in place."""
-        steps = 0
+        steps, buffers, rate = 0, None, self.work.rate(self.number)
         for p in self.params:
             p.requires_grad_(any(p is w for w in which))
         for bx, by in self.batches(x, y):
             gradients = list(torch.autograd.grad(loss_of(self.work, self.model, bx, by), which))
             with torch.no_grad():
                 extra(gradients)
-                torch._foreach_add_(which, gradients, alpha=-self.work.lr)
+                if self.work.full:
+                    torch._foreach_add_(gradients, which, alpha=DECAY)
+                    if buffers is not None:
+                        torch._foreach_add_(gradients, buffers, alpha=MOMENTUM)
+                    buffers = gradients
+                torch._foreach_add_(which, gradients, alpha=-rate)
             steps += 1
         return steps
 
@@ -103,6 +109,7 @@ class Tight(Loop):
                 value.add_(step)
         torch._foreach_add_(self.control, moved)
         self.load(self.server)
+        self.number += 1
 
     def fedavg(self, number: int, x: Tensor, y: Tensor, moved: list[Tensor]) -> None:
         """Train the shared model."""
@@ -151,7 +158,7 @@ class PFLlibStyle(Loop):
     def __init__(self, work: Work, method: str) -> None:
         super().__init__(work, method)
         self.models = [copy.deepcopy(self.model) for _ in self.clients]
-        self.optimizers = [torch.optim.SGD(model.parameters(), lr=work.lr) for model in self.models]
+        self.optimizers = [torch.optim.SGD(model.parameters(), lr=work.lr, **work.sgd()) for model in self.models]
         self.pairs = [list(zip(x, y, strict=True)) for x, y in self.clients]
 
     def round(self) -> None:
@@ -159,6 +166,8 @@ class PFLlibStyle(Loop):
             for new, old in zip(self.model.parameters(), model.parameters(), strict=True):
                 old.data = new.data.clone()
             model.train()
+            optimizer.state.clear()
+            optimizer.param_groups[0]["lr"] = self.work.rate(self.number)
             loader = DataLoader(pairs, self.work.batch or len(pairs), shuffle=True)
             for _ in range(self.work.epochs):
                 for x, y in loader:
@@ -172,3 +181,4 @@ class PFLlibStyle(Loop):
         for model, pairs in zip(self.models, self.pairs, strict=True):
             for total, own in zip(self.model.parameters(), model.parameters(), strict=True):
                 total.data += own.data.clone() * len(pairs) / self.total
+        self.number += 1

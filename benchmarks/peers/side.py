@@ -1,4 +1,4 @@
-"""One side of the comparison, in a process of its own: `python side.py SIDE WORK METHOD CORES [quick] [bfloat16]`.
+"""One side of the comparison, in a process of its own: `python side.py SIDE WORK METHOD CORES [OPTION...]`, see `main`.
 
 Reads commands from stdin, a line each, and answers with a line of JSON: `check FILE` trains a small round whose result
 does not depend on the order of samples and writes the model; `turn` trains rounds for half a second, at least one, and
@@ -44,7 +44,10 @@ def side_of(name: str) -> Any:
 
 
 def main(name: str, work_name: str, method: str, cores: str, *options: str) -> None:
-    """Serve commands until stdin ends; of several cores ours uses worker processes, the others threads."""
+    """Serve commands until stdin ends; of several cores ours uses worker processes, the others threads.
+
+    Options are quick, bfloat16 and full_training, as those of `peers.py`.
+    """
     processes = int(cores) if name in ("personafl", "flower") else 1
     torch.set_num_threads(int(cores) // processes)
     answers, sys.stdout = sys.stdout, sys.stderr  # what a package prints is no answer
@@ -62,15 +65,15 @@ def main(name: str, work_name: str, method: str, cores: str, *options: str) -> N
         return answer(refused=f"does not have the model of {work_name}")
     if "bfloat16" in options and name == "fedjax":
         return answer(refused="does not have bfloat16")
-    work = WORKS[work_name].quick() if "quick" in options else WORKS[work_name]
-    work = replace(work, bfloat16="bfloat16" in options)
+    whole = replace(WORKS[work_name], bfloat16="bfloat16" in options, full="full_training" in options)
+    work = whole.quick() if "quick" in options else whole
     several = {"workers": processes} if processes > 1 else {}
     answer(methods=kind.methods)
     timed = None
     for line in sys.stdin:
         command, *arguments = line.split()
         if command == "check":
-            small = kind(WORKS[work_name].checked(), method)
+            small = kind(whole.checked(), method)
             with contextlib.redirect_stdout(sys.stderr):
                 small.round()
             torch.save({key: value.clone() for key, value in small.result().items()}, arguments[0])

@@ -38,7 +38,7 @@ class _Client(NumPyClient):  # type: ignore[misc]
         model, work = start_of(self.work), self.work
         for own, value in zip(model.parameters(), parameters, strict=True):
             own.data = torch.from_numpy(value.copy())
-        optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
+        optimizer = torch.optim.SGD(model.parameters(), lr=config["rate"], **work.sgd())
         for _ in range(work.epochs):
             for rows in torch.randperm(len(self.y)).split(work.batch or len(self.y)):
                 optimizer.zero_grad()
@@ -50,9 +50,15 @@ class _Client(NumPyClient):  # type: ignore[misc]
 class _Waiting(FedAvg):  # type: ignore[misc]
     """FedAvg that starts a round when it is told to."""
 
-    def __init__(self, start: Any, clients: int) -> None:
+    def __init__(self, start: Any, clients: int, work: Work) -> None:
         everyone = {"min_fit_clients": clients, "min_available_clients": clients}  # they are there one after the other
-        super().__init__(fraction_evaluate=0.0, min_evaluate_clients=0, initial_parameters=start, **everyone)
+        super().__init__(
+            fraction_evaluate=0.0,
+            min_evaluate_clients=0,
+            initial_parameters=start,
+            on_fit_config_fn=lambda number: {"rate": work.rate(number - 1)},  # it counts from 1
+            **everyone,
+        )
         self.asked, self.answered, self.latest = threading.Semaphore(0), threading.Semaphore(0), start
         self.over = False
 
@@ -78,7 +84,7 @@ class Flower:
         clients = clients_of(work)
         self.model = start_of(work)
         values = [value.detach().numpy() for value in self.model.parameters()]
-        self.strategy = _Waiting(ndarrays_to_parameters(values), len(clients))
+        self.strategy = _Waiting(ndarrays_to_parameters(values), len(clients), work)
 
         def client(context: Context) -> Any:
             return _Client(work, *clients[int(context.node_config["partition-id"])]).to_client()

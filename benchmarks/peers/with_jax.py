@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jax import lax
 from torch import Tensor, nn
-from work import Work, clients_of, start_of
+from work import DECAY, MOMENTUM, Work, clients_of, start_of
 
 __all__ = ["FedJAXStyle"]
 
@@ -41,24 +41,29 @@ class FedJAXStyle:
                 x = layer(params, x)
             return -jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1).mean()
 
-        def step(params: dict[str, Any], x: Any, y: Any) -> dict[str, Any]:
+        def step(params: dict[str, Any], momenta: dict[str, Any], rate: Any, x: Any, y: Any) -> Any:
             gradient = jax.grad(loss)(params, x, y)
-            return {name: value - work.lr * gradient[name] for name, value in params.items()}
+            if work.full:
+                momenta = {name: MOMENTUM * momenta[name] + g + DECAY * params[name] for name, g in gradient.items()}
+                gradient = momenta
+            return {name: value - rate * gradient[name] for name, value in params.items()}, momenta
 
-        self.step = jax.jit(step)
+        self.step, self.number = jax.jit(step), 0
 
     def round(self) -> None:
         total = {name: jnp.zeros_like(value) for name, value in self.params.items()}
-        samples = sum(len(y) for _, y in self.clients)
+        samples, rate, zeros = sum(len(y) for _, y in self.clients), self.work.rate(self.number), total
         for x, y in self.clients:
             params, size = self.params, self.work.batch or len(y)
+            momenta = zeros if self.work.full else {}
             for _ in range(self.work.epochs):
                 order = self.generator.permutation(len(y))
                 for start in range(0, len(y), size):
                     rows = order[start : start + size]
-                    params = self.step(params, x[rows], y[rows])
+                    params, momenta = self.step(params, momenta, rate, x[rows], y[rows])
             total = {name: value + params[name] * (len(y) / samples) for name, value in total.items()}
         self.params = jax.block_until_ready(total)
+        self.number += 1
 
     def result(self) -> dict[str, Tensor]:
         """Return the shared model."""

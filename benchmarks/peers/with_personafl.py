@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from work import PULL, Work, clients_of, start_of
+from work import FALL, PULL, Work, clients_of, start_of
 
 from personafl.algorithms.ditto import ditto
 from personafl.algorithms.fedalt import fedalt
@@ -20,6 +20,7 @@ from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
+from personafl.core.schedule import Constant, Exponential
 from personafl.core.split import Split
 from personafl.data.federated import Ragged, make_federated
 from personafl.runs.calibrate import calibrated
@@ -54,7 +55,8 @@ class Personafl:
             label_names=tuple(map(str, range(work.classes))),
             vocabulary=work.classes if work.tokens else None,
         )
-        training = Training(work=Steps(epochs=work.epochs, batch=work.batch), optimizer=Sgd(lr=work.lr))
+        optimizer = Sgd(lr=work.lr, schedule=Exponential(rate=FALL) if work.full else Constant(), **work.sgd())
+        training = Training(work=Steps(epochs=work.epochs, batch=work.batch), optimizer=optimizer)
         algorithm = {
             "fedavg": lambda: fedavg(training),
             "fedalt": lambda: fedalt(training),

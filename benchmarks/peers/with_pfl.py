@@ -5,6 +5,7 @@ It does not shuffle a client's samples, which is less work than the others do.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -62,7 +63,7 @@ class Pfl:
         module.metrics = lambda x, y: {}  # type: ignore[assignment]
         self.model = PyTorchModel(
             module,
-            torch.optim.SGD,
+            functools.partial(torch.optim.SGD, **work.sgd()),
             torch.optim.SGD(module.parameters(), lr=1.0),
             amp_dtype=torch.bfloat16 if work.bfloat16 else None,
         )
@@ -83,7 +84,9 @@ class Pfl:
             val_cohort_size=None,
         )
         training = NNTrainHyperParams(
-            local_num_epochs=self.work.epochs, local_learning_rate=self.work.lr, local_batch_size=self.work.batch
+            local_num_epochs=self.work.epochs,
+            local_learning_rate=self.work.rate(self.rounds - 1),
+            local_batch_size=self.work.batch,
         )
         self.algorithm.run(settings, self.backend, self.model, training, send_metrics_to_platform=False)
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["METHODS", "PULL", "WORKS", "Work", "clients_of", "start_of"]
+__all__ = ["DECAY", "FALL", "METHODS", "MOMENTUM", "PULL", "WORKS", "Work", "clients_of", "start_of"]
 
 METHODS = ("fedavg", "fedalt", "ditto", "scaffold")
 PULL = 0.1  # Ditto's λ
+MOMENTUM, DECAY, FALL = 0.9, 1e-4, 0.99  # of full training; the rate falls so from round to round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,15 @@ class Work:
     tokens: bool = False  # inputs are tokens below `classes`; the targets are the next ones
     dtype: torch.dtype = torch.float32
     bfloat16: bool = False  # products and convolutions round to it (torch's autocast)
+    full: bool = False  # with momentum, weight decay and a schedule, not plain SGD
+
+    def rate(self, number: int) -> float:
+        """Return the learning rate of a round."""
+        return self.lr * FALL**number if self.full else self.lr
+
+    def sgd(self) -> dict[str, float]:
+        """Return the options of torch's SGD, but for the rate; momentum starts anew in every round."""
+        return {"momentum": MOMENTUM, "weight_decay": DECAY} if self.full else {}
 
     def checked(self) -> Work:
         """Return less work of the same kind whose result does not depend on the order of samples, nor on rounding."""

@@ -3,11 +3,13 @@
 import pytest
 
 from personafl.algorithms import METHODS, Training
+from personafl.core import tree
 from personafl.core.algorithm import Algorithm
 from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
+from personafl.core.schedule import Linear
 from personafl.errors import BadInput
-from personafl.testing import LAWS, make_case
+from personafl.testing import LAWS, TOLERANCE, _close, _everything, make_case
 
 TRAININGS = {
     "sgd": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3, clip=1.0)),
@@ -15,11 +17,17 @@ TRAININGS = {
     "bare": Training(work=Steps(epochs=3, batch=4), optimizer=Sgd(lr=0.1)),
     "plain": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, weight_decay=1e-3)),
 }
+SCHEDULE = Linear(rounds=4, warmup=0.5)
+FULL = Sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3, clip=1.0, schedule=SCHEDULE)
+SCHEDULED = {
+    "full": Training(work=Steps(steps=3, batch=4), optimizer=FULL),  # no client waits: steps are in place
+    "bare": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, schedule=SCHEDULE)),
+}
 
 
-def build(method: str, training: str) -> Algorithm | BadInput:
+def build(method: str, training: Training) -> Algorithm | BadInput:
     try:
-        return METHODS[method].build(TRAININGS[training])
+        return METHODS[method].build(training)
     except BadInput as refusal:
         return refusal
 
@@ -28,7 +36,7 @@ def build(method: str, training: str) -> Algorithm | BadInput:
 @pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_law(method: str, training: str, law: str) -> None:
-    algorithm = build(method, training)
+    algorithm = build(method, TRAININGS[training])
     if isinstance(algorithm, BadInput):
         pytest.skip(f"{method} refuses this training: {algorithm}")
     LAWS[law](make_case(algorithm))
@@ -37,4 +45,23 @@ def test_law(method: str, training: str, law: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_refuses_plain_sgd(method: str) -> None:
     """A method that refused every training would be held to no law."""
-    assert isinstance(build(method, "plain"), Algorithm)
+    assert isinstance(build(method, TRAININGS["plain"]), Algorithm)
+
+
+@pytest.mark.parametrize("training", SCHEDULED)
+@pytest.mark.parametrize("method", METHODS)
+def test_stacked_with_rates_as_a_gpu_has_them(method: str, training: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a rate stays a tensor, so that nobody waits for it. Every operation has to stack: torch warns of one that
+    does not, which fails a test, and runs it in a loop.
+    """
+    algorithm = build(method, SCHEDULED[training])
+    if isinstance(algorithm, BadInput):
+        pytest.skip(f"{method} refuses this training: {algorithm}")
+    case, outcomes = make_case(algorithm), []
+    for strategy in ("sequential", "stacked"):
+        with case.simulation(strategy) as simulation:
+            for number in range(2):
+                simulation.step(number)
+            outcomes.append(_everything(simulation))
+        monkeypatch.setattr(tree, "number", lambda factor: factor)
+    _close(*outcomes, TOLERANCE)

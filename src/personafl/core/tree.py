@@ -15,6 +15,8 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
+from personafl.core.stack import stack_around
+
 __all__ = [
     "Params",
     "Tree",
@@ -88,8 +90,11 @@ def added(x: Tensor, y: Tensor, factor: float | Tensor, *, into: bool = False) -
     if x.stride() != y.stride():  # adding across layouts is slow: pay for it once, not at every step
         x, into = torch.empty_like(y).copy_(x), True
     if isinstance(factor, Tensor):
-        rates = factor.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) if factor.ndim else factor.to(x.dtype)
-        return x.addcmul_(y, rates) if into else x.addcmul(y, rates)
+        rates = factor.to(x.dtype).reshape((*factor.shape, *[1] * (x.ndim - factor.ndim)))
+        if not into:
+            return x.addcmul(y, rates)
+        stack = stack_around()  # vmap has no rule for addcmul_, and would run it in a loop
+        return x.addcmul_(y, rates) if stack is None else stack.call(Tensor.addcmul_, x, y, rates)
     return x.add_(y, alpha=factor) if into else x.add(y, alpha=factor)
 
 
