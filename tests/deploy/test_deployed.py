@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deploy_harness import Loopback, loopback
-from processes import States, plain, recipe_of, simulated
+from processes import SMALL, States, plain, recipe_of, simulated
 
 from personafl.algorithms import METHODS
 from personafl.deploy import device as device_module
@@ -74,6 +74,17 @@ def test_devices_give_the_simulators_bits(method: str, tmp_path: Path) -> None:
 def test_so_they_do_with_cohorts_compressed_uploads_and_whole_batches(changes: dict[str, Any], tmp_path: Path) -> None:
     recipe = recipe_of("fedalt", **changes)
     assert outcome(*deployed(recipe, tmp_path)) == simulated(recipe)
+
+
+def test_devices_normalise_and_augment_as_the_simulator_does(tmp_path: Path) -> None:
+    shown = {"normalize": "channel", "augment": {"flip": True, "crop": 2}}
+    recipe = recipe_of("fedalt", data=SMALL["data"] | shown)
+    made, rounds = deployed(recipe, tmp_path)
+    assert outcome(made, rounds) == simulated(recipe)
+    for name in made.names:  # on images as they are, a kept model scores what it did on the device
+        kept = tmp_path / "devices" / name / "model.safetensors"
+        found = predict(kept, str(tmp_path / "dealt" / f"{name}.safetensors"))
+        assert found.accuracy == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
 
 
 def test_devices_with_networks_and_bits_of_their_own(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from personafl.core import rng, tree
+from personafl.core.augment import UNCHANGED, Augment, augmented
 from personafl.core.stack import Outside, stack_around
 
 __all__ = [
@@ -64,7 +65,7 @@ class Steps:
 
 
 class Batch(NamedTuple):
-    """One minibatch: inputs [batch, …], targets [batch, …], which are real [batch], and the key of its dropout."""
+    """One minibatch: inputs [batch, …], targets [batch, …], which are real [batch], and the key of its random draws."""
 
     x: Tensor
     y: Tensor
@@ -134,6 +135,7 @@ class Batches(NamedTuple):
     real: Tensor  # [steps, batch]
     key: Tensor  # [steps]
     mark: Gaps | NoGaps = Gaps()
+    augment: Augment = UNCHANGED  # what is done to the inputs of each step, drawn by its key
 
     @property
     def gaps(self) -> bool:
@@ -156,8 +158,10 @@ class Batches(NamedTuple):
                 width, full = self.mark.widths[step], self.mark.even[step]
             with Outside():  # beneath vmap, whose own way takes longer
                 parts = rows[..., step, :width], real[..., step, :width], key[..., step]
-            at, counts, dropout = parts if stack is None else map(stack.each, parts)
-            yield Batch(rows_of(self.pool_x, at), rows_of(self.pool_y, at), counts, dropout, full, at)
+            at, counts, random = parts if stack is None else map(stack.each, parts)
+            x = rows_of(self.pool_x, at)
+            x = augmented(x, random, self.augment) if self.augment else x
+            yield Batch(x, rows_of(self.pool_y, at), counts, random, full, at)
 
 
 def rows_of(pool: Tensor, rows: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def descend(
     A step may also look at several minibatches (`Zipped`) or many steps at one (`Repeated`).
 
     Where the objective is a network's mean loss, work that is the same in every step is done once: `core.frozen`,
-    `core.span`. Equal results up to rounding.
+    `core.span`. Equal results up to rounding. Augmented inputs differ from step to step, and there is no such work.
     """
     params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
     return params if spanned is None else spanned.weights(params), loss
@@ -67,7 +67,7 @@ def _trained(
 ) -> tuple[Params, Tensor, Spanned | None]:
     """Return the last x and the mean objective, or those of the same training in a span."""
     spanned = None
-    if isinstance(objective, MeanLoss) and isinstance(batches, Batches):
+    if isinstance(objective, MeanLoss) and isinstance(batches, Batches) and not batches.augment:
         objective, batches = on_features(objective, start, batches)
         spanned = in_span(objective, start, batches, optimizer, term) if prox is None else None
     if spanned is not None:

@@ -147,7 +147,7 @@ class _InOrder:
 
     def each(self) -> Iterator[Batch]:
         """Yield the minibatches in order."""
-        x, y, rows, real, key, _ = self.batches
+        x, y, rows, real, key, *_ = self.batches
         for step, width in enumerate([rows.shape[1]] * rows.shape[0]):
             own = slice(step * width, (step + 1) * width)
             yield Batch(x[own, : own.start], y[own], real[step], key[step], rows=own)

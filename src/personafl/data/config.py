@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from personafl.options import short_form
 
 __all__ = [
     "PARTITIONS",
+    "Augmentation",
     "Classes",
     "DataConfig",
     "Dirichlet",
     "Diversity",
     "Iid",
+    "Moments",
     "Partition",
     "Quantity",
     "Users",
@@ -91,6 +93,26 @@ PARTITIONS: dict[str, type[_Model]] = {
 }
 
 
+class Moments(_Model):
+    """Mean and standard deviation of each channel, to normalise images with."""
+
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Field(gt=0)], ...]
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Moments:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; give one each per channel")
+        return self
+
+
+class Augmentation(_Model):
+    """What training does to images, at random, each time it sees them."""
+
+    flip: bool = False  # mirrored left to right, half of the time
+    crop: Annotated[int, Field(ge=0)] = 0  # framed by so many black pixels, and a window of the old size cut out
+
+
 class DataConfig(_Model):
     """Which data, and how clients share them."""
 
@@ -104,6 +126,8 @@ class DataConfig(_Model):
     vocabulary: Annotated[int, Field(ge=2)] = 10_000  # word numbers; 0 is padding or a rare word
     unit: Literal["character", "word"] = "character"  # what a next-token task predicts
     min_samples: Positive = 2  # per client; smaller users are left out
+    normalize: Literal["none", "channel"] | Moments = "none"  # channel: by each channel's training data; or by these
+    augment: Augmentation | None = None  # of training images; None: they are seen as they are
 
 
 def parse_partition(text: str) -> dict[str, Any]:

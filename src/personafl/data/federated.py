@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personafl.core.augment import UNCHANGED, Augment
+from personafl.data.config import Moments
 from personafl.data.window import Window, copied
 
 __all__ = ["FederatedData", "Numbered", "Pool", "Ragged", "Split", "TaskName", "blank", "make_federated", "runs_of"]
@@ -135,6 +137,8 @@ class FederatedData:
     task: TaskName  # what y means: one label, the next token at each place, or a sequence without alignment (0: blank)
     vocabulary: int | None = None  # tokens of x lie in [0, vocabulary); None where x is not tokens
     notes: tuple[str, ...] = ()  # what the split left out, one sentence each
+    moments: Moments | None = None  # by which x was normalised; None: it was not
+    augment: Augment = UNCHANGED  # what training does to x, each time it sees it
     window: Window | None = None  # where samples are brought to be computed with; None: x and y are there
 
     @property

@@ -21,6 +21,7 @@ import personafl.data.build as data_build
 from personafl.cloud.topology import place
 from personafl.data.config import DataConfig, Iid
 from personafl.data.federated import FederatedData, Ragged, Split, make_federated
+from personafl.data.inputs import moments_of
 from personafl.data.sources import TextOptions, load_dataset
 from personafl.deploy.config import DeploySection
 from personafl.errors import BadInput
@@ -54,6 +55,8 @@ def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
     names = device_names(recipe.devices)
     section = {**(recipe.deploy.model_dump() if recipe.deploy else {}), **DeploySection.shape_of(data)}
     values = recipe.model_dump(mode="json", exclude_none=True)
+    if recipe.data.normalize == "channel":
+        values["data"]["normalize"] = moments_of(data).model_dump()  # a server and its devices cannot tell them
     if recipe.cloud is not None:
         homes = place(data, recipe.cloud.servers, recipe.cloud.members, recipe.cloud.active, recipe.seed).devices
         values["cloud"]["members"] = [[str(number) for number in own] for own in homes]

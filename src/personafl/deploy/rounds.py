@@ -93,6 +93,11 @@ def deployable(recipe: Recipe) -> DeploySection:
             raise BadInput(f"{key}: a server and its devices do not have it; remove it, or use personafl run")
     if recipe.federation.offline:
         raise BadInput("federation.offline: devices are in contact with their server; remove it, or use personafl run")
+    if recipe.data.normalize == "channel":
+        raise BadInput(
+            "data.normalize: a server has no data to take moments from; give them, data.normalize.mean=[…] "
+            "data.normalize.std=[…], or have personafl data deal write the recipe, which does"
+        )
     return recipe.deploy
 
 

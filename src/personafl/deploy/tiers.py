@@ -24,7 +24,11 @@ from personafl.runs.simulator import Federation
 
 __all__ = ["Sum", "cloud_name", "deployable_cloud", "fingerprint", "home_of", "place_of", "sum_like", "without_cloud"]
 
-_AGREED = {"rounds", "seed", "method", "training", "model", "federation", "devices", "uplink", "cloud", "deploy"}
+_AGREED: dict[str, Any] = {
+    **dict.fromkeys(("rounds", "seed", "method", "training", "model", "federation", "devices", "uplink"), True),
+    **dict.fromkeys(("cloud", "deploy"), True),
+    "data": {"normalize", "augment"},
+}
 
 
 class Sum(NamedTuple):

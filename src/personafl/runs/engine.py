@@ -172,6 +172,7 @@ def _one(data: Data, row: int) -> Data:
             real[:steps, :width],
             batches.key[row, :steps],
             mark=marked(batches.real[row : row + 1, :steps].cpu().numpy(), int(data.examples[row])),
+            augment=batches.augment,
         )
 
     phases = {name: own(batches) for name, batches in data.phases.items()}
@@ -223,7 +224,7 @@ def gather(
             return draw_there((pool.x, pool.y), pool.there, pool.starts, sizes, work, keys, pace)
         return draw((pool.x, pool.y), pool.rows, pool.starts, sizes, work, keys, pace)
 
-    batches = {name: drawn(name, work) for name, work in phases.items()}
+    batches = {name: drawn(name, work)._replace(augment=data.augment) for name, work in phases.items()}
     examples = tree.on(device, sizes)
     dtype = data.x.dtype if data.x.is_floating_point() else torch.get_default_dtype()
     return Data(batches, examples, torch.full((), float(round_), device=device, dtype=dtype))

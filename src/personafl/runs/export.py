@@ -163,6 +163,7 @@ class _Finished:
         _check_objects(run, [name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None])
         data = data or data_build.load(recipe.data, recipe.seed)
         _check_data(run, data)
+        self._plain = data  # as it is given to exported models
         self._job = prepare(recipe, data, model, algorithm)
         self._federation, self._run = self._job.federation, run
         self._simulation, self._tuned = _opened(run, self._job)
@@ -235,7 +236,7 @@ class _Finished:
         """Return the ONNX file of a model."""
         x = self._inputs(_SAMPLES)
         try:
-            return onnx_file(assembled(net, parts, x[:1]), x, described(facts))
+            return onnx_file(self._network(net, parts), x, described(facts))
         except BadInput as error:
             name = json.loads(facts["network"])["name"] or "the model that was given"
             raise BadInput(
@@ -244,8 +245,12 @@ class _Finished:
 
     def _inputs(self, count: int) -> Tensor:
         """Return so many inputs, from the first on and over again."""
-        data = self._federation.data
-        return data.samples(np.arange(count) % len(data.x))[0]
+        x = self._plain.samples(np.arange(count) % len(self._plain.x))[0]
+        return x.to(self._federation.dtype) if x.is_floating_point() else x
+
+    def _network(self, net: Net, parts: tuple[Part, ...], *, dense: bool = False) -> nn.Module:
+        """Return the network of a model, for inputs as they are."""
+        return assembled(net, parts, self._inputs(1), self._federation.data.moments, dense)
 
     def _models(self, client: int | None) -> dict[str, tuple[Part, ...]]:
         """Return the models of a client by name; what all share is, of several servers, their mean."""
@@ -268,15 +273,15 @@ class _Finished:
         """Return multiply-adds as exported and dense; with a batch, the time they take."""
         x = self._inputs(batch or 1)
         if net not in self._dense_work:
-            self._dense_work[net] = multiply_adds(assembled(net, parts, x[:1], dense=True), x[:1])
+            self._dense_work[net] = multiply_adds(self._network(net, parts, dense=True), x[:1])
         work = dense_work = self._dense_work[net]
         networks: dict[str, nn.Module] = {}
         if low_rank(parts):
-            networks["exported"] = assembled(net, parts, x[:1])
+            networks["exported"] = self._network(net, parts)
             work = multiply_adds(networks["exported"], x[:1])
         if batch is None:
             return work, dense_work, None
-        networks["dense"] = assembled(net, parts, x[:1], dense=True)
+        networks["dense"] = self._network(net, parts, dense=True)
         spent = latency(networks, x)
         exported = spent.get("exported", spent["dense"])  # else it is the same network
         return work, dense_work, Latency(spent["dense"], exported, batch, torch.get_num_threads())

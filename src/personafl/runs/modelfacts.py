@@ -29,6 +29,7 @@ def facts_of(job: Job, client: int | None) -> dict[str, Any]:
         "target_shape": json.dumps(list(data.y.shape[1:])),
         "classes": data.classes,
         "vocabulary": (data.vocabulary or int(data.x.max()) + 1) if tokens else None,
+        "moments": None if data.moments is None else data.moments.model_dump_json(),
     }
 
 

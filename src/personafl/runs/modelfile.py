@@ -22,7 +22,9 @@ from personafl.core import wire
 from personafl.core.net import Buffers, Net
 from personafl.core.split import listed
 from personafl.core.tree import Params
+from personafl.data.config import Moments
 from personafl.data.federated import FederatedData, TaskName, blank
+from personafl.data.inputs import normalized
 from personafl.errors import BadInput
 from personafl.models import MODELS, AdapterKind, make_net_and_split
 from personafl.models.factored import factorize
@@ -31,6 +33,7 @@ from personafl.options import import_path
 __all__ = [
     "Card",
     "Network",
+    "Normalized",
     "Part",
     "assembled",
     "bits_of",
@@ -79,6 +82,7 @@ class Card(BaseModel):
     target_shape: Json[tuple[int, ...]]
     classes: Size
     vocabulary: Size | None = None  # where inputs are tokens
+    moments: Json[Moments] | None = None  # by which its network normalises inputs; None: it does not
     parameters: int  # numbers that are stored
     parameters_dense: int
     bytes_packed: int  # of the tensors in a file of their own
@@ -143,7 +147,7 @@ def load_model(path: str | Path, *, module: nn.Module | None = None, dense: bool
     card = card_of(path)
     shape = _samples(card)
     net = _net(path, card, shape, module)
-    return assembled(net, _parts(path, path.read_bytes(), net), shape.x[:1], dense)
+    return assembled(net, _parts(path, path.read_bytes(), net), shape.x[:1], card.moments, dense)
 
 
 def compacted(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -161,13 +165,32 @@ def compacted(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(part for part in result if part)
 
 
-def assembled(net: Net, parts: Sequence[Part], example: Tensor, dense: bool = False) -> nn.Module:
-    """Return the network with the sum of the parts as its weights; low-rank layers in two, where there is no sum."""
+class Normalized(nn.Module):
+    """x ↦ network((x − mean) / std), per channel: a network that was trained on normalised images, for plain ones."""
+
+    def __init__(self, network: nn.Module, moments: Moments) -> None:
+        super().__init__()
+        self.network, self.moments = network, moments
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the network's scores."""
+        scores: Tensor = self.network(normalized(x, self.moments))
+        return scores
+
+
+def assembled(
+    net: Net, parts: Sequence[Part], example: Tensor, moments: Moments | None, dense: bool = False
+) -> nn.Module:
+    """Return the network with the sum of the parts as its weights; low-rank layers in two, where there is no sum.
+
+    With `moments` it normalises its inputs.
+    """
     total = summed(parts)
     kind = next(iter(total.values())).dtype
     module = net.module().cpu().to(kind).eval()
     weights = total if dense else total | low_rank(parts)
-    return factorize(module, weights, example.to(kind) if example.is_floating_point() else example)
+    module = factorize(module, weights, example.to(kind) if example.is_floating_point() else example)
+    return module if moments is None else Normalized(module, moments)
 
 
 def low_rank(parts: Sequence[Part]) -> dict[str, wire.Factored]:

@@ -29,6 +29,7 @@ from personafl.core.losses import TASKS
 from personafl.core.tree import Params
 from personafl.data.describe import sketch
 from personafl.data.federated import FederatedData
+from personafl.data.inputs import as_seen
 from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.evaluate.summary import summarize
 from personafl.models import default_model, make_net_and_split
@@ -105,6 +106,7 @@ class Job:
             "seen": data.seen.tolist(),
             "unseen": data.unseen.tolist(),
             "notes": list(data.notes),
+            "normalize": None if data.moments is None else data.moments.model_dump(),
             "samples": {name: data.rows(name).sizes.tolist() for name in ("train", "validation", "test")},
             "picture": sketch(data),
         }
@@ -151,7 +153,7 @@ def prepare(
     set_arithmetic(recipe.engine.dtype, device)
     if recipe.engine.threads is not None:
         torch.set_num_threads(recipe.engine.threads)
-    data = data or data_build.load(recipe.data, recipe.seed)
+    data = as_seen(data or data_build.load(recipe.data, recipe.seed), recipe.data, dtype)
     if recipe.evaluation.split == "validation" and not len(data.validation.flat):
         raise BadInput("evaluation.split: there are no validation data to score on; set data.validation=0.2")
     cohort = recipe.federation.size(len(data.seen))
