@@ -5,6 +5,7 @@ Each law is a function of a `Case`: five clients of unequal size with real digit
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, Problem, for_returning, reduce
+from personafl.core.algorithm import Algorithm, Problem, Reduced, for_returning, reduce
 from personafl.core.batches import Batches, Data
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
@@ -154,6 +155,43 @@ def order_does_not_matter(case: Case) -> None:
         _close(step(simulation.server, whole, 0), step(simulation.server, joined, 0), TOLERANCE)
 
 
+def a_mean_is_of_what_was_sent(case: Case) -> None:
+    """What a server averages is Σ n_i·up_i / Σ n_i, field by field: real numbers as precise as they are sent."""
+    for strategy, chunk in (("stacked", 8), ("sequential", 1)):
+        server = _Listening(case.algorithm.server)
+        listening = dataclasses.replace(case, algorithm=dataclasses.replace(case.algorithm, server=server))
+        with listening.simulation(strategy, chunk) as simulation:  # type: ignore[arg-type]
+            down, everyone = simulation.down(), np.arange(len(SIZES))
+            states, sent = simulation.states(0, down, everyone), []
+            for client in range(len(SIZES)):
+                data = _first(gather(case.data, everyone[[client]], case.algorithm.client.phases, 1, 0))
+                sent.append(tree.flatten(wire.dense(case.update(down, tree.take(states, client), data)[1])))
+            simulation.step(0)
+        (uploads,) = server.heard
+        for path, mean in tree.flatten(uploads.mean()).items():
+            first, rows = sent[0][path], torch.stack([one[path].double() for one in sent])
+            wanted = first.dtype if first.is_floating_point() else torch.float64
+            assert mean.dtype == wanted, f"the mean of {path} is {mean.dtype}, and was sent as {first.dtype}"
+            expected = torch.tensordot(torch.tensor(SIZES).double(), rows, dims=1) / sum(SIZES)
+            gap = (mean.double() - expected).abs().max().item() if mean.numel() else 0.0
+            allowed = TOLERANCE + 8 * torch.finfo(wanted).eps * rows.abs().max().item() if mean.numel() else 0.0
+            assert gap <= allowed, f"the mean of {path} differs by {gap:.3g}"
+
+
+class _Listening:
+    """A server rule that keeps what it is sent."""
+
+    def __init__(self, rule: Any) -> None:
+        self._rule, self.heard = rule, list[Reduced]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+    def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
+        self.heard.append(uploads)
+        return self._rule.update(state, uploads, round_)
+
+
 def padding_is_inert(case: Case) -> None:
     """Steps and samples that are only padding change nothing."""
     down, state, data = case.one_client()
@@ -233,6 +271,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
         stacked_equals_one_by_one,
         shipped_equals_simulated,
         order_does_not_matter,
+        a_mean_is_of_what_was_sent,
         padding_is_inert,
         arguments_are_not_changed,
         state_survives_a_checkpoint,

@@ -25,7 +25,7 @@ from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Change
 from personafl.algorithms.fedslr import SlrServer, fedslr
 from personafl.core import prox, tree, wire
-from personafl.core.algorithm import Algorithm, Reduced, packed
+from personafl.core.algorithm import Algorithm, packed, reduce
 from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
 from personafl.core.schedule import Exponential
@@ -320,7 +320,7 @@ def test_non_finite_weights_are_named(matrices: MatrixLeastSquares) -> None:
     """Layer and round are in the message."""
     simulation = matrices.simulate(algorithm(), 1)
     total = Change({"weight": torch.full((4, 5), float("inf"), dtype=torch.float64)}, ZERO)
-    uploads = Reduced(total, ONE, 1, torch.float64)
+    uploads = reduce(tree.stack([total]), ONE.reshape(1))
     with pytest.raises(Diverged, match=r"round 8: layer weight has non-finite entries .* lower training.lr"):
         simulation.federation.algorithm.server.update(simulation.server, uploads, 7)
 
@@ -350,7 +350,7 @@ def test_matrices_of_convolutions_are_shrunk_in_their_matrix_form() -> None:
     start = {"conv": torch.randn((6, 5, 3, 2), generator=generator).double(), "bias": torch.ones(6).double()}
     server = SlrServer(rank_penalty=0.3, step=1.0)
     state = server.init(None, start, 1.0)  # type: ignore[arg-type]
-    nothing = Reduced(Change(tree.zeros_like(start), ZERO), ONE, 1, torch.float64)
+    nothing = reduce(tree.stack([Change(tree.zeros_like(start), ZERO)]), ONE.reshape(1))
     after = server.broadcast(server.update(state, nothing, 0)).model
     matrix = start["conv"].permute(0, 2, 1, 3).reshape(18, 10).numpy()
     expected = svt(matrix, 0.3).reshape(6, 3, 5, 2).transpose(0, 2, 1, 3)

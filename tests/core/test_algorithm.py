@@ -39,7 +39,8 @@ def uploads(clients: int, seed: int, dtype: torch.dtype = F64) -> tuple[Up, Tens
 
 def same(a: Reduced, b: Reduced) -> bool:
     pairs = zip(tree.leaves(a.total), tree.leaves(b.total), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs) and (a.weight, a.clients, a.dtype) == (b.weight, b.clients, b.dtype)
+    equal = all(torch.equal(x, y) for x, y in pairs)
+    return equal and (a.weight, a.clients, a.dtypes) == (b.weight, b.clients, b.dtypes)
 
 
 @laws

@@ -34,6 +34,7 @@ __all__ = [
     "ServerRule",
     "for_returning",
     "join",
+    "mean_dtypes",
     "own_fields",
     "packed",
     "reduce",
@@ -222,13 +223,14 @@ def own_fields(*fields: str) -> Callable[[type[T]], type[T]]:
 class Reduced(NamedTuple):
     """Σ weightᵢ·upᵢ, Σ weightᵢ and the number of uploads: a commutative monoid, joined with `plus`.
 
-    Sums are kept in float64, so groups, chunks and machines may join in any order without the result moving.
+    Sums are kept in float64, so groups, chunks and machines may join in any order without the result moving. The mean
+    of a field of real numbers has its dtype; that of integers or booleans is a real number, and stays in float64.
     """
 
     total: Tree
     weight: Tensor
     clients: int
-    dtype: torch.dtype  # of the uploads
+    dtypes: Tree  # of the mean, one for each leaf of the total
 
     def plus(self, other: Reduced) -> Reduced:
         """Join the uploads of two groups."""
@@ -236,29 +238,32 @@ class Reduced(NamedTuple):
             tree.add(self.total, other.total),
             self.weight + other.weight,
             self.clients + other.clients,
-            self.dtype,
+            self.dtypes,
         )
 
     def mean(self) -> Any:
         """Return Σ weightᵢ·upᵢ / Σ weightᵢ."""
-        return tree.map(self._mean, self.total)
+        return tree.map(self._mean, self.total, self.dtypes)
 
     def loss(self) -> float:
         """Return the mean of the uploads' losses."""
-        total: Any = self.total
-        return float(self._mean(total.loss))
+        total, dtypes = self.total, self.dtypes
+        return float(self._mean(total.loss, dtypes.loss))
 
-    def _mean(self, total: Tensor) -> Tensor:
-        return (total / self.weight).to(self.dtype)
+    def _mean(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        return (total / self.weight).to(dtype)
 
 
 def reduce(stacked: Tree, weights: Tensor) -> Reduced:
     """Reduce stacked uploads [clients, …] by weights [clients]."""
     weights = weights.to(torch.float64)
-
-    dtype = next((leaf.dtype for leaf in tree.leaves(stacked)), torch.float32)
     total = tree.map(lambda leaf: _weighted_sum(weights, leaf), stacked)
-    return Reduced(total, weights.sum(), len(weights), dtype)
+    return Reduced(total, weights.sum(), len(weights), mean_dtypes(stacked))
+
+
+def mean_dtypes(uploads: Tree) -> Tree:
+    """Return the dtype that the mean of each leaf has."""
+    return tree.map(lambda leaf: leaf.dtype if leaf.is_floating_point() else torch.float64, uploads)
 
 
 def join(joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:

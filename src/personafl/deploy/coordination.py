@@ -95,7 +95,7 @@ class Coordination(Journaled):
         with storage(path):
             (path / "announced").mkdir(exist_ok=True)
         self._simulation = self._simulated({0: 1})
-        total, self._dtype = sum_like(self._simulation.federation)
+        total, self._dtypes = sum_like(self._simulation.federation)
         self._like: Tree = total if self.cloud.shared else without_own(self._simulation.server)
         self.payload_bytes = most_bytes(self._like)  # of what a server hands in, at most
         self._replay()
@@ -230,7 +230,7 @@ class Coordination(Journaled):
     def _updated(self, event: Mix, sums: list[Sum]) -> tuple[Tree, ...]:
         """Return the model of all after the uploads of servers."""
         clients = [self._waiting[server].clients for server in event.members]
-        parts = [own.reduced(count, self._dtype) for own, count in zip(sums, clients, strict=True)]
+        parts = [own.reduced(count, self._dtypes) for own, count in zip(sums, clients, strict=True)]
         uploads = functools.reduce(Reduced.plus, parts)
         return (self._simulation.updated(self._models[0], uploads, event.round),)
 

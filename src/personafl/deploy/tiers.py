@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personafl.cloud.config import CloudSection
 from personafl.core import tree, wire
-from personafl.core.algorithm import Reduced
+from personafl.core.algorithm import Reduced, mean_dtypes
 from personafl.core.tree import Tree
 from personafl.deploy.messages import digest_of
 from personafl.deploy.rounds import upload_like
@@ -37,16 +37,16 @@ class Sum(NamedTuple):
     total: Tree
     weight: Tensor
 
-    def reduced(self, clients: int, dtype: torch.dtype) -> Reduced:
+    def reduced(self, clients: int, dtypes: Tree) -> Reduced:
         """Return it with what it leaves out."""
-        return Reduced(self.total, self.weight, clients, dtype)
+        return Reduced(self.total, self.weight, clients, dtypes)
 
 
-def sum_like(federation: Federation) -> tuple[Sum, torch.dtype]:
-    """Return a sum of updates, for its structure, and the type of their numbers."""
+def sum_like(federation: Federation) -> tuple[Sum, Tree]:
+    """Return a sum of updates, for its structure, and the types of their mean."""
     update = wire.dense(upload_like(federation, federation.problems[0]))
     total = tree.map(lambda leaf: leaf.to(torch.float64), update)
-    return Sum(total, torch.zeros((), dtype=torch.float64)), tree.leaves(update)[0].dtype
+    return Sum(total, torch.zeros((), dtype=torch.float64)), mean_dtypes(update)
 
 
 def deployable_cloud(recipe: Recipe) -> CloudSection:

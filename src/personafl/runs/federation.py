@@ -46,8 +46,9 @@ class Federation:
     workers: Count = 1  # processes that train
 
     def cast(self, values: Tree) -> Tree:
-        """Move fresh parameters to the run's device and precision."""
-        return tree.map(lambda leaf: leaf.to(self.data.device, self.dtype), values)
+        """Move fresh parameters to the run's device and precision; what is not real numbers keeps its dtype."""
+        moved = tree.map(lambda leaf: leaf.to(self.data.device), values)
+        return tree.map(lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf, moved)
 
     @property
     def population(self) -> float:
