@@ -3,147 +3,44 @@
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from least_squares import LeastSquares
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Model
-from personafl.algorithms.quped import Centered, QupedClient, divergence, fml, quped, qupel
+from personafl.algorithms.quped import Centered, QupedClient, divergence, quped
 from personafl.core import quantize, rng, tree, wire
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.batches import Batches, Data, Steps
+from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
-from personafl.core.schedule import Exponential, Step
+from personafl.core.schedule import Step
 from personafl.errors import BadInput
 from personafl.testing import check_algorithm, make_case
-
-Array = NDArray[np.float64]
-F64 = torch.float64
-ETA, CENTER, SHARED, SHARE, PENALTY, ROUND, SAMPLES = 0.3, 0.2, 0.4, 0.35, 0.05, 3, 7
-DEEP = Net(lambda: nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(3)))).to(torch.device("cpu"), F64)
-PROBLEM = Problem(DEEP, cross_entropy)
-NAMES = ("0.weight", "1.weight", "2.weight")
-
-
-TRAINING = Training(work=Steps(steps=1, batch=None), optimizer=Sgd(lr=ETA))
-
-
-def client(training: Training = TRAINING, **changes: object) -> QupedClient:
-    settings = {"bits": 1, "center_lr": CENTER, **changes}
-    built = quped(training, distillation=SHARE, penalty=PENALTY, shared_lr=SHARED, **settings).client  # type: ignore[arg-type]
-    assert isinstance(built, QupedClient)
-    return built
+from quped_by_hand import (
+    DEEP,
+    ETA,
+    F64,
+    HALVED,
+    NAMES,
+    PENALTY,
+    PROBLEM,
+    ROUND,
+    by_hand,
+    client,
+    data_of,
+    drawn,
+    tensors,
+)
 
 
-def drawn() -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
-    """Inputs, one-hot targets, a personal and a shared model."""
-    generator = np.random.default_rng(2)
-    labels = generator.integers(3, size=SAMPLES)
-    x, w = ({name: generator.normal(size=(3, 3)) for name in NAMES} for _ in range(2))
-    return generator.normal(size=(SAMPLES, 3)), np.eye(3)[labels], x, w
-
-
-def data_of(inputs: Array, targets: Array, steps: int = 1, number: int = ROUND) -> Data:
-    rows = torch.arange(SAMPLES).expand(steps, SAMPLES)
-    batches = Batches(
-        torch.from_numpy(inputs),
-        torch.from_numpy(targets.argmax(1)),
-        rows,
-        torch.ones_like(rows, dtype=torch.bool),
-        torch.zeros(steps, dtype=torch.int64),
-    )
-    return Data({"local": batches, "tune": batches}, torch.tensor(SAMPLES), torch.tensor(float(number), dtype=F64))
-
-
-def tensors(model: dict[str, Array]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(value.copy()) for name, value in model.items()}
-
-
-def scores(model: dict[str, Array], inputs: Array) -> Array:
-    return inputs @ model["0.weight"].T @ model["1.weight"].T @ model["2.weight"].T
-
-
-def softmax(s: Array) -> Array:
-    e = np.exp(s - s.max(1, keepdims=True))
-    p: Array = e / e.sum(1, keepdims=True)
-    return p
-
-
-def backward(model: dict[str, Array], inputs: Array, g: Array) -> dict[str, Array]:
-    """Gradients of a linear network of three layers, given that of the scores."""
-    first, second, third = (model[name] for name in NAMES)
-    h1 = inputs @ first.T
-    return {
-        "2.weight": g.T @ (h1 @ second.T),
-        "1.weight": (g @ third).T @ h1,
-        "0.weight": (g @ third @ second).T @ inputs,
-    }
-
-
-def taught(model: dict[str, Array], teacher: Array, inputs: Array, targets: Array) -> dict[str, Array]:
-    """∇ of (1−λ_p) f + λ_p KL(p ‖ q): with q = softmax(s), ∂f/∂s = q − y and ∂KL/∂s = q − p."""
-    q = softmax(scores(model, inputs))
-    return backward(model, inputs, ((1 - SHARE) * (q - targets) + SHARE * (q - teacher)) / len(inputs))
-
-
-def by_hand(
-    inputs: Array,
-    targets: Array,
-    x: dict[str, Array],
-    c: Array,
-    w: dict[str, Array],
-    *,
-    clip: float = np.inf,
-    penalty: float = PENALTY * ROUND,
-    factor: float = 1.0,
-    decay: float = 0.0,
-    shared_decay: float = 0.0,
-) -> tuple[dict[str, Array], Array, dict[str, Array]]:
-    """One iteration, lines 10–14, with the hard quantizer on the middle layer.
-
-    `clip` limits ∇_c, `factor` is the schedule's of η₁ and η₃, `decay` is added to the gradient of x.
-    """
-    eta = ETA * factor
-    teacher = softmax(scores(w, inputs))
-    gradient = taught(x, teacher, inputs, targets)
-    quantized = {**x, "1.weight": c[np.abs(x["1.weight"][..., None] - c).argmin(-1)]}
-    through = taught(quantized, teacher, inputs, targets)  # nothing for the quantized weights themselves
-    gradient |= {name: gradient[name] + through[name] for name in ("0.weight", "2.weight")}
-    x = {name: x[name] - eta * (gradient[name] + decay * x[name]) for name in NAMES}
-    middle = x["1.weight"]
-    nearest = np.abs(middle[..., None] - c).argmin(-1)
-    offset = middle - c[nearest]
-    width = penalty * eta / 2
-    x["1.weight"] = np.where(np.abs(offset) <= width, c[nearest], middle - np.sign(offset) * width)
-
-    members = np.abs(x["1.weight"][..., None] - c).argmin(-1)
-    per_weight = taught({**x, "1.weight": c[members]}, teacher, inputs, targets)["1.weight"]
-    after = []
-    for j in range(len(c)):
-        own = members == j
-        above, below = ((side & own).sum() for side in (x["1.weight"] > c[j], x["1.weight"] < c[j]))
-        slope = np.clip(per_weight[own].sum(), -clip, clip)
-        after.append(c[j] - CENTER * slope + penalty * CENTER / 2 * (above - below))
-    c = np.sort(after)
-
-    members = np.abs(x["1.weight"][..., None] - c).argmin(-1)
-    for_w = np.zeros_like(inputs)
-    for model in (x, {**x, "1.weight": c[members]}):
-        q = softmax(scores(model, inputs))
-        ratio = np.log(teacher) - np.log(q)
-        for_w += teacher * (ratio - (teacher * ratio).sum(1, keepdims=True)) / len(inputs)  # ∂KL/∂(teacher's scores)
-    gradient = backward(w, inputs, for_w)
-    return x, c, {name: w[name] - SHARED * factor * (SHARE * gradient[name] + shared_decay * w[name]) for name in NAMES}
-
-
-def check_one_step(rule: QupedClient, number: int = ROUND, **expected: float) -> None:
+def check_one_step(rule: QupedClient, number: int = ROUND, **expected: Any) -> None:
     """Compare one step of a rule, in a round of this number, with the one by hand."""
     inputs, targets, x, w = drawn()
     c = np.array([-0.6, 0.5])
@@ -156,15 +53,42 @@ def check_one_step(rule: QupedClient, number: int = ROUND, **expected: float) ->
         np.testing.assert_allclose((upload.change[name]).numpy(), expected_w[name] - w[name], atol=1e-12)
 
 
+@pytest.mark.parametrize("scale", ["mean", "sqrt", "sum"])
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_one_iteration_by_hand(clip: float | None) -> None:
+def test_one_iteration_by_hand(scale: str, clip: float | None) -> None:
     """x, c and w_i in this order, each at the others' newest values; the new w_i is what is sent (E2)."""
-    check_one_step(client(center_clip=clip), clip=clip or np.inf)
+    check_one_step(client(center_scale=scale, center_clip=clip), scale=scale, clip=clip or np.inf)
 
 
-HALVED = Training(
-    work=Steps(steps=1, batch=None), optimizer=Sgd(lr=ETA, weight_decay=0.2, schedule=Exponential(rate=0.5))
-)
+def test_centers_step_at_the_rate_of_training_unless_told_otherwise() -> None:
+    """η₂ = η₁ for means, and for the paper's plain sums the paper's 1e-4."""
+    rates = [client(center_lr=None, center_scale=scale).centers.lr for scale in ("mean", "sqrt", "sum")]
+    assert rates == [ETA, ETA, 1e-4]
+
+
+def test_a_center_goes_where_the_mean_of_its_members_would() -> None:
+    """Without a prox, η₂ = η₁: the mean of x's own SGD steps at Q(x), in a layer of any size."""
+    width = 40
+    make = lambda: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 3))  # noqa: E731
+    net = Net(make).to(torch.device("cpu"), F64)
+    inputs, targets, _, _ = drawn()
+    problem, data = Problem(net, cross_entropy), data_of(inputs, targets)
+    down = Model(tree.map(lambda p: p.double(), net.init(rng.generator(5))))
+    rule = dataclasses.replace(client(bits=2, center_lr=None), distillation=0.0, penalty=0.0)
+    state = rule.init(problem, down, rng.generator(0))
+    after, _ = rule.update(problem, down, state, data)
+    centers = state.centers["2.weight"]
+    at = {**after.model, "2.weight": quantize.hard(after.model["2.weight"], centers)}
+
+    def loss(weight: Tensor) -> Tensor:
+        return cross_entropy(
+            net.apply({**at, "2.weight": weight}, data.phases["local"].pool_x), data.phases["local"].pool_y
+        ).mean()
+
+    stepped = at["2.weight"] - ETA * torch.func.grad(loss)(at["2.weight"])
+    codes = quantize.nearest(after.model["2.weight"], centers)
+    expected = torch.stack([stepped[codes == code].mean() for code in range(4)])
+    torch.testing.assert_close(after.centers["2.weight"], expected.sort().values, rtol=0, atol=1e-14)
 
 
 def test_weight_decay_and_schedule_by_hand() -> None:
@@ -230,45 +154,6 @@ def test_the_shared_model_learns_by_distillation_alone() -> None:
     alone = dataclasses.replace(client(), distillation=0.0)
     _, upload = alone.update(PROBLEM, Model(tensors(w)), alone.init(PROBLEM, Model(tensors(w)), rng.generator(0)), data)
     assert not any(value.any() for value in upload.change.values())
-
-
-def plain(model: dict[str, Array], inputs: Array, targets: Array) -> dict[str, Array]:
-    """∇f."""
-    return backward(model, inputs, (softmax(scores(model, inputs)) - targets) / len(inputs))
-
-
-def test_mutual_learning_by_hand() -> None:
-    """FML: x as in QuPeD; then w_i descends on (1−λ_p) f(w) + λ_p KL(x ‖ w), at the new x; both as training says."""
-    inputs, targets, x, w = drawn()
-    factor, decay = 0.5**ROUND, 0.2
-    gradient = taught(x, softmax(scores(w, inputs)), inputs, targets)
-    new = {name: x[name] - ETA * factor * (gradient[name] + decay * x[name]) for name in NAMES}
-    gradient = taught(w, softmax(scores(new, inputs)), inputs, targets)
-    rule = fml(HALVED, distillation=SHARE, shared_lr=SHARED).client
-    data = data_of(inputs, targets)
-    after, upload = rule.update(PROBLEM, Model(tensors(w)), Centered(tensors(x), {}), data)
-    for name in NAMES:
-        np.testing.assert_allclose(after.model[name].numpy(), new[name], atol=1e-12)
-        step = -SHARED * factor * (gradient[name] + decay * w[name])
-        np.testing.assert_allclose(upload.change[name].numpy(), step, atol=1e-12)
-
-
-def test_qupel_by_hand() -> None:
-    """x ← x − η₁(∇f(x) + λ_p(x − w) + decay·x), w_i ← w_i − η₃λ_p(w_i − x) with a constant η₃.
-
-    With other architectures it is refused.
-    """
-    inputs, targets, x, w = drawn()
-    gradient = plain(x, inputs, targets)
-    eta = ETA * 0.5**ROUND
-    new = {name: x[name] - eta * (gradient[name] + SHARE * (x[name] - w[name]) + 0.2 * x[name]) for name in NAMES}
-    rule = qupel(HALVED, proximity=SHARE, shared_lr=SHARED).client
-    after, upload = rule.update(PROBLEM, Model(tensors(w)), Centered(tensors(x), {}), data_of(inputs, targets))
-    for name in NAMES:
-        np.testing.assert_allclose(after.model[name].numpy(), new[name], atol=1e-12)
-        np.testing.assert_allclose(upload.change[name].numpy(), -SHARED * SHARE * (w[name] - new[name]), atol=1e-12)
-    with pytest.raises(BadInput, match="qupel compares weights"):
-        rule.init(other(), Model(tensors(w)), rng.generator(0))
 
 
 def test_proxquant_has_fixed_centers() -> None:
@@ -353,13 +238,17 @@ def objective(rule: QupedClient, x: dict[str, Tensor], c: Tensor, inputs: Tensor
     return float(sum(losses) + rule.penalty * ROUND * quantize.distance(x["1.weight"], c))
 
 
-def test_the_objective_never_rises() -> None:
-    """Theorem 1: full gradients, small steps, a smooth quantizer: F_λ decreases in every iteration of Algorithm 1."""
+@pytest.mark.parametrize(("scale", "rate"), [("sum", 0.005), ("mean", 0.04)])
+def test_the_objective_never_rises(scale: str, rate: float) -> None:
+    """Theorem 1: full gradients, small steps, a smooth quantizer: F_λ decreases in every iteration of Algorithm 1.
+
+    A center has 1 to 8 of 9 weights, so that the mean of as small a step for all of them may have a larger rate.
+    """
     inputs, targets, x, w = drawn()
     rule = dataclasses.replace(
-        client(sharpness=3.0),
+        client(sharpness=3.0, center_scale=scale),
         distillation=0.0,
-        centers=Sgd(lr=0.005),
+        centers=Sgd(lr=rate),
         training=Training(work=Steps(steps=1, batch=None), optimizer=Sgd(lr=0.01)),
     )
     state = Centered(tensors(x), {"1.weight": torch.tensor([-0.6, 0.5], dtype=F64)})

@@ -469,6 +469,7 @@ def test_packing_for_every_width(bits: int) -> None:
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "nearest": nearest,
+    "members": quantize.members,
     "hard": hard,
     "soft": lambda x, c: soft(x, c, 5.0),
     "distance": distance,
@@ -500,7 +501,7 @@ def test_arguments_are_not_changed_and_precision_is_kept(name: str) -> None:
     """Single precision stays single, codes are integers; also with a width that is a tensor of another precision."""
     x, centers = normal(5, 4, 6).float(), centers_of(6, 3).float()
     copies = x.clone(), centers.clone()
-    assert FUNCTIONS[name](x, centers).dtype == (torch.int64 if name == "nearest" else torch.float32)
+    assert FUNCTIONS[name](x, centers).dtype == (torch.int64 if name in ("nearest", "members") else torch.float32)
     for prox in (lambda w: prox_weights(x, centers, w), lambda w: prox_centers_exact(centers, x, w)):
         torch.testing.assert_close(prox(tensor(0.25)[0]), prox(0.25), rtol=0, atol=0)
     assert torch.equal(x, copies[0])

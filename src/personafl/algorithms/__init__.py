@@ -20,11 +20,13 @@ from personafl.algorithms.fedrep import fedrep
 from personafl.algorithms.fedslr import fedslr
 from personafl.algorithms.fedspa import fedspa
 from personafl.algorithms.finetune import finetune
+from personafl.algorithms.fml import fml
 from personafl.algorithms.lgfedavg import lgfedavg
 from personafl.algorithms.local import local
 from personafl.algorithms.perfedavg import perfedavg
 from personafl.algorithms.pfedme import pfedme
-from personafl.algorithms.quped import fml, quped, qupel
+from personafl.algorithms.quped import quped
+from personafl.algorithms.qupel import qupel
 from personafl.algorithms.scaffold import scaffold
 from personafl.algorithms.training import Training
 from personafl.core.algorithm import Algorithm

@@ -30,19 +30,17 @@ step on w has none in the paper: `shared_decay` adds one.
 Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `core.quantize`). R's factor ½ is in
 the widths here, so that `penalty` is twice the λ of the authors' runs.
 
-Baselines of the paper that differ in one line, by `coupling`:
+Centers: ∇_c F_i sums over a center's n_j members, up to 10⁵ in a large layer, and so does the prox. Their step is that
+of the paper with the rate η₂/n_j in place of η₂ (`center_scale` = "mean"): at η₂ = η₁, the default, a center goes where
+the mean of its members would go if each of them took a step of SGD at its quantized value. That is this step projected
+onto weights that stay equal, so it is stable wherever SGD is, in layers of every size. With "sum", the paper's plain
+step and its η₂ = 1e-4, the rate of a center of 10⁵ members is in effect 10, a hundred times η₁, and on CIFAR-10 most
+models end at chance; the authors' limit of ±10 for each entry of ∇_c F_i (`center_clip`) does not prevent it, and one
+of ±0.1 does by holding centers still. "sqrt" is η₂/√(n_j·m) (LSQ, S. Esser et al., 2020), in between.
 
-    "mutual" (`fml`)       w_i also learns from labels, and from x as its teacher: ∇_w[(1−λ_p) f_i(w) + λ_p KD_i(w, x)]
-                           (T. Shen et al., *Federated Mutual Learning*, 2020); full precision there, and w, which
-                           learns from labels, decays as x does
-    "proximity" (`qupel`)  (λ_p/2)‖x − w‖² in place of both KD terms, with f_i in full weight: one architecture for all
-                           (K. Ozkara et al., QuPeL); w_i ← w_i − η₃λ_p(w_i − x) with a constant η₃, as in pFedMe
-
-and by its centers: center_start = "unit" with center_lr = 0 is ProxQuant (Y. Bai et al., 2019; bits = 1: centers ±1).
-One client with all the data and λ_p = 0 is the paper's Algorithm 1.
-
-A center's gradient is a sum over all its members, thousands in a large layer; `center_clip` limits each (the authors'
-runs: 10).
+Variants: center_start = "unit" with center_lr = 0 is ProxQuant (Y. Bai et al., 2019; bits = 1: centers ±1). One client
+with all the data and λ_p = 0 is the paper's Algorithm 1. Baselines that differ in one line, by `coupling`, are
+Federated Mutual Learning (`fml`) and QuPeL (`qupel`).
 
 x starts at the first w that the client receives if that is its architecture, else it is drawn; centers start from x.
 
@@ -77,13 +75,14 @@ from personafl.core.terms import pull
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 
-__all__ = ["QupedClient", "divergence", "fml", "quped", "qupel"]
+__all__ = ["Bits", "Growth", "QupedClient", "Share", "Unit", "divergence", "quped"]
 
 Share = Annotated[float, Ge(0), Le(1)]
 Bits = Annotated[int, Ge(1), Le(8)]
 Growth = Annotated[float, Gt(0), Le(1)]
 Coupling = Literal["distillation", "mutual", "proximity"]
 CenterStart = Literal["weights", "unit"]
+CenterScale = Literal["mean", "sqrt", "sum"]
 CenterSchedule = Constant | Exponential | Step
 Unit = Literal["rounds", "epochs"] | Count
 CONSTANT = Constant()
@@ -103,7 +102,8 @@ class QupedClient:
     training: Training = field(default_factory=Training)  # of x
     tune: Training = field(default_factory=Training)  # of x, w fixed
     shared: LocalOptimizer = field(default_factory=Sgd)  # of w
-    centers: Sgd = field(default_factory=lambda: Sgd(lr=1e-4))
+    centers: Sgd = field(default_factory=Sgd)
+    center_scale: CenterScale = "mean"
     center_clip: float | None = None  # limit of each entry of ∇_c F
     bits: int | None = None  # where the problem does not say
     coupling: Coupling = "distillation"
@@ -186,8 +186,9 @@ class QupedClient:
             slope = grad(self._loss_of_c)(c, x, teacher, problem, batch)
             if self.center_clip is not None:
                 slope = {name: g.clamp(-self.center_clip, self.center_clip) for name, g in slope.items()}
-            step, kept_c = on_c.update(slope, kept[1], c)
-            x, c = _moved_centers(x, c, tree.add(c, step), widths[1], frozen)
+            scale = {name: self._scale(x[name], centers) for name, centers in c.items()}
+            step, kept_c = on_c.update(tree.map(torch.mul, slope, scale), kept[1], c)
+            x, c = _moved_centers(x, c, tree.add(c, step), tree.scale(scale, widths[1]), frozen)
 
             kept_w = kept[2]
             if teach:
@@ -197,6 +198,13 @@ class QupedClient:
             x, c, w, kept = tree.where(alive, (x, c, w, (kept_x, kept_c, kept_w)), before)
             total = total + torch.where(alive, loss, 0.0)
         return Centered(x, c), w, total / batches.real.any(-1).sum().clamp(min=1)
+
+    def _scale(self, x: Tensor, centers: Tensor) -> Tensor:
+        """Return by what η₂ is multiplied for each center, [m]."""
+        count = quantize.members(x, centers).clamp(min=1).to(centers.dtype)
+        return {"mean": 1 / count, "sqrt": (len(centers) * count).rsqrt(), "sum": torch.ones_like(count)}[
+            self.center_scale
+        ]
 
     def _loss_of_x(
         self, x: Params, c: Params, w: Params, teacher: Tensor | None, problem: Problem, batch: Batch
@@ -269,11 +277,11 @@ def _near_centers(x: Params, c: Params, width: Tensor) -> Params:
     return x | {name: quantize.prox_weights(x[name], centers, width) for name, centers in c.items()}
 
 
-def _moved_centers(x: Params, c: Params, moved: Params, width: Tensor, frozen: Tensor) -> tuple[Params, Params]:
+def _moved_centers(x: Params, c: Params, moved: Params, width: Params, frozen: Tensor) -> tuple[Params, Params]:
     """Return the prox of the centers after a gradient step, sorted; frozen weights go with them."""
     weights, centers = dict(x), {}
     for name, before in c.items():
-        after = quantize.prox_centers(moved[name], x[name], width, before)
+        after = quantize.prox_centers(moved[name], x[name], width[name], before)
         carried = quantize.picked(x[name], before, after)
         weights[name] = torch.where(frozen, carried, x[name])
         centers[name] = quantize.sorted_centers(after)
@@ -288,8 +296,9 @@ def quped(
     penalty: NonNegative = 1e-6,
     penalty_unit: Unit = "rounds",
     growth: Growth = 1.0,
-    center_lr: NonNegative = 1e-4,
+    center_lr: NonNegative | None = None,
     center_schedule: CenterSchedule = CONSTANT,
+    center_scale: CenterScale = "mean",
     center_clip: Rate | None = None,
     center_start: CenterStart = "weights",
     full_precision: FullPrecision = "ends",
@@ -307,11 +316,13 @@ def quped(
             'and w in turn do not; set it to "sgd" or "adam"'
         )
     shared = retrained(training, lr=shared_lr, epochs=None).optimizer
+    usual = 1e-4 if center_scale == "sum" else training.optimizer.lr
     client = QupedClient(
         training=training,
         tune=fine_tuning(training, epochs=tune_epochs),
         shared=dataclasses.replace(shared, weight_decay=shared_decay),
-        centers=Sgd(lr=center_lr, schedule=center_schedule),
+        centers=Sgd(lr=usual if center_lr is None else center_lr, schedule=center_schedule),
+        center_scale=center_scale,
         center_clip=center_clip,
         bits=bits,
         distillation=distillation,
@@ -345,48 +356,3 @@ def _pace(work: Steps, unit: Unit) -> Fraction:
     if work.steps is None:
         raise BadInput(f'{key}: training counts epochs, not steps; set it to "epochs", or set training.steps')
     return Fraction(work.steps, unit)
-
-
-def fml(
-    training: Training, *, distillation: Share = 0.5, shared_lr: Rate | None = None, tune_epochs: Count = 5
-) -> Algorithm:
-    """A shared and a personal model, of whatever architecture, that teach each other."""
-    decay = training.optimizer.weight_decay
-    alike = quped(training, distillation=distillation, shared_lr=shared_lr, shared_decay=decay, tune_epochs=tune_epochs)
-    client = dataclasses.replace(alike.client, coupling="mutual")  # type: ignore[type-var]
-    return Algorithm("fml", client, alike.server, own_networks=True)
-
-
-def qupel(
-    training: Training,
-    *,
-    bits: Bits | None = None,
-    proximity: Rate = 0.2,
-    penalty: NonNegative = 1e-6,
-    penalty_unit: Unit = "rounds",
-    growth: Growth = 1.0,
-    center_lr: NonNegative = 1e-4,
-    center_clip: Rate | None = None,
-    shared_lr: Rate = 0.5,
-    freeze_after: Count | None = None,
-    tune_epochs: Count = 5,
-) -> Algorithm:
-    """Quantized personal models held to the shared one by a quadratic pull."""
-    alike = quped(
-        training,
-        bits=bits,
-        penalty=penalty,
-        penalty_unit=penalty_unit,
-        growth=growth,
-        center_lr=center_lr,
-        center_clip=center_clip,
-        freeze_after=freeze_after,
-        tune_epochs=tune_epochs,
-    )
-    client = dataclasses.replace(
-        alike.client,  # type: ignore[type-var]
-        coupling="proximity",
-        distillation=proximity,
-        shared=Sgd(lr=shared_lr),
-    )
-    return Algorithm("qupel", client, alike.server, uses_bits=True)

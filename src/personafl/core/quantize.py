@@ -28,6 +28,7 @@ __all__ = [
     "distance",
     "hard",
     "initial_centers",
+    "members",
     "nearest",
     "pack",
     "picked",
@@ -58,6 +59,12 @@ def hard(x: Tensor, centers: Tensor) -> Tensor:
     That is what the paper's reference runs use for Q̃ (P → ∞).
     """
     return picked(x, centers, centers)
+
+
+def members(x: Tensor, centers: Tensor) -> Tensor:
+    """Return how many entries are nearest to each center, [m]."""
+    codes = nearest(x, centers).reshape(-1)
+    return _sums(torch.ones_like(codes), codes, centers)
 
 
 def picked(x: Tensor, centers: Tensor, values: Tensor) -> Tensor:
@@ -100,7 +107,8 @@ def prox_centers(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor |
     """Return the prox of width·R(x, ·) linearised in c: c_j + (width/2)·(#{members > at_j} − #{members < at_j}).
 
     `centers` is μ, after the gradient step; `at` are the centers before it, which say whose member an entry is and on
-    which side (default: μ). Entries on their center count for neither side, a center without members stays at μ.
+    which side (default: μ). `width` may be one for each center, [m]. Entries on their center count for neither side, a
+    center without members stays at μ.
 
     The linear model has no median to stop at. The result is `prox_centers_exact` where no member lies between at_j and
     the place where c_j lands, at_j included; elsewhere c_j goes too far: over members that it passes, whose pull turns

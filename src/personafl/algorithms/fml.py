@@ -1,0 +1,33 @@
+"""Federated Mutual Learning: a shared and a personal model, of whatever architecture, that teach each other.
+
+T. Shen et al., *Federated Mutual Learning*, 2020. A baseline of QuPeD, of which it is the full-precision form but for
+the step on w, which also learns from labels and has x as its teacher:
+
+    client i, from w_i = w_t, for each minibatch:
+        x   ← x − η₁ ∇_x[(1−λ_p) f_i(x) + λ_p KL(w_i ‖ x)]
+        w_i ← w_i − η₃ ∇_w[(1−λ_p) f_i(w) + λ_p KL(x ‖ w)]    at the new x
+    server:  w_{t+1} = mean of the new w_i
+
+The paper has a weight for each model, α and β; here both are λ_p (`distillation`), as in QuPeD's comparison. Both
+models learn from labels, and both steps have the training's weight decay and schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from personafl.algorithms.quped import Share, quped
+from personafl.algorithms.training import Count, Rate, Training
+from personafl.core.algorithm import Algorithm
+
+__all__ = ["fml"]
+
+
+def fml(
+    training: Training, *, distillation: Share = 0.5, shared_lr: Rate | None = None, tune_epochs: Count = 5
+) -> Algorithm:
+    """A shared and a personal model, of whatever architecture, that teach each other."""
+    decay = training.optimizer.weight_decay
+    alike = quped(training, distillation=distillation, shared_lr=shared_lr, shared_decay=decay, tune_epochs=tune_epochs)
+    client = dataclasses.replace(alike.client, coupling="mutual")  # type: ignore[type-var]
+    return Algorithm("fml", client, alike.server, own_networks=True)
