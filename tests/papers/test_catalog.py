@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from personafl.errors import BadInput
 from personafl.papers import find, papers, presets
 from personafl.papers.catalog import FOLDER, Claim, Table
 from personafl.papers.preset import SIZES, Preset, named_by
+from personafl.runs.cohort import draw_cohort
 
 TABLES = [(f"{paper.key}/{name}", table) for paper in papers().values() for name, table in paper.tables.items()]
 PRESETS = [p for paper in papers().values() for size in SIZES for p in presets(paper, list(paper.tables), size)]
@@ -86,6 +88,15 @@ def test_names() -> None:
         find("fedsrl")
     with pytest.raises(BadInput, match=r"fedslr has no 'tabel3'; did you mean 'table3'"):
         find("fedslr/tabel3")
+
+
+def test_no_round_of_fedslrs_runs_has_an_empty_cohort(tmp_path: Path) -> None:
+    """Every client takes part with probability 0.1, and the authors draw again when none does: here none need be."""
+    (preset,) = presets(*find("fedslr/table1-cifar10"), "paper")
+    recipe = preset.recipe(given={"cifar10": tmp_path})
+    assert (recipe.federation.sampling, recipe.federation.size(100), recipe.rounds) == ("bernoulli", 10, 1000)
+    sizes = [len(draw_cohort(np.arange(100), 10, "bernoulli", s, t)) for s in recipe.compare.seeds for t in range(1000)]
+    assert min(sizes) > 0
 
 
 def test_missing_data_say_where_they_come_from_and_what_they_must_contain(tmp_path: Path) -> None:
