@@ -584,8 +584,7 @@ def _report(path: Path, rows: list[dict[str, Any]], as_json: bool, details: bool
     if as_json:
         print(json.dumps({"run": str(path), "rows": rows}, allow_nan=False))
         return
-    split = "test" if any(row["split"] == "test" for row in rows) else "validation"
-    for part in detail_tables(rows, split) if details else result_tables(rows, out.width, split):
+    for part in detail_tables(rows) if details else result_tables(rows, out.width):
         out.print(part)
     out.print(f"run directory: {path}", soft_wrap=True, markup=False)
     if (path / PAGE_FILE).exists():

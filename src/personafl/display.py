@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from personafl.core.algorithm import Problem
-from personafl.report.table import MODELS, amount, groups, heading, legend, lines, mean, percent, titles
+from personafl.report.table import MODELS, amount, legend, lines, mean, percent, titled, titles
 from personafl.runs.export import Exported, ExportedModel
 from personafl.runs.fit import Candidate, Fit
 from personafl.runs.memory import Memory
@@ -154,20 +154,20 @@ def _speed(progress: Progress) -> str:
     return f"{progress.round.clients * progress.done / max(progress.seconds, 1e-9):,.0f} clients/s"
 
 
-def result_tables(rows: Sequence[Row], width: int, split: str = "test") -> Iterator[RenderableType]:
+def result_tables(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
     """Yield a table per group of clients, methods × models with mean ± std over seeds, that fits `width`; a legend."""
-    for clients, part in groups(rows, split):
-        yield Text(heading(part, clients, split), style="bold")
+    for title, part in titled(rows):
+        yield Text(title, style="bold")
         yield _fitting(part, width)
         yield ""
     if rows:
         yield Text("\n".join(f"{column}: {words}" for column, words in legend(rows)), style="dim")
 
 
-def detail_tables(rows: Sequence[Row], split: str = "test") -> Iterator[RenderableType]:
+def detail_tables(rows: Sequence[Row]) -> Iterator[RenderableType]:
     """Yield a table per group of clients with a line for every method × model: what the short table leaves out."""
-    for clients, part in groups(rows, split):
-        yield Text(heading(part, clients, split), style="bold")
+    for title, part in titled(rows):
+        yield Text(title, style="bold")
         yield _details(part)
         yield ""
     if rows:

@@ -22,6 +22,7 @@ MEASURES = {
     "last": "personal model, global where there is none",
     "personal": "personal model",
     "global": "global model",
+    "train": "the same on training data",
     "loss": "training loss",
 }
 POINTS = 100  # of a curve with a point per round
@@ -45,7 +46,7 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     scored = {entry["model"] for run in runs for entry in run.events("score")}
     measures: dict[str, Callable[[Run], Values]] = {"last": _last} if {"global", "personal"} <= scored else {}
     measures |= {model: partial(_accuracy, model=model) for model in ("personal", "global")}
-    measures["loss"] = _loss
+    measures |= {"train": partial(_last, split="train"), "loss": _loss}
     views: list[View] = []
     for measure, values in measures.items():
         curves = {
@@ -54,7 +55,7 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
             for curve in [joined([(run, values(run)) for run in ready(own)])]
             if len(curve.mean) > 1
         }
-        y_title = "training loss" if measure == "loss" else "test accuracy, %"
+        y_title = {"loss": "training loss", "train": "training accuracy, %"}.get(measure, "test accuracy, %")
         views += [
             View(chosen={"measure": measure, "axis": axis}, picture=picture)
             for axis, picture in _pictures(curves, y_title, _styles(runs))
@@ -113,9 +114,9 @@ def _mean_point(points: Sequence[Point]) -> Point:
     return {axis: statistics.mean(point[axis] for point in points) for axis in points[0]}
 
 
-def _accuracy(run: Run, model: str) -> Values:
+def _accuracy(run: Run, model: str, split: str = "test") -> Values:
     """Return by round the accuracy in % that was scored, and at the end the result's."""
-    wanted = {"model": model, "clients": "seen", "split": "test"}
+    wanted = {"model": model, "clients": "seen", "split": split}
     found = {e["number"]: 100 * e["mean"] for e in run.events("score") if wanted.items() <= e.items()}
     if found:  # a model that there is only at the end, as a tuned one, has no curve
         last = [100 * row["accuracy"] for row in run.rows if wanted.items() <= row.items()]
@@ -123,9 +124,9 @@ def _accuracy(run: Run, model: str) -> Values:
     return {number: value for number, value in found.items() if math.isfinite(value)}
 
 
-def _last(run: Run) -> Values:
+def _last(run: Run, split: str = "test") -> Values:
     """Return the accuracy of the personal model during training, or of the global one if there is none."""
-    return _accuracy(run, "personal") or _accuracy(run, "global")
+    return _accuracy(run, "personal", split) or _accuracy(run, "global", split)
 
 
 def _loss(run: Run) -> Values:

@@ -30,7 +30,7 @@ from personafl.report.load import Source, load
 from personafl.report.people import gain_figures, spread_figures
 from personafl.report.split import split_figures
 from personafl.report.svg import COLOURS
-from personafl.report.table import groups, heading, legend, lines, titles
+from personafl.report.table import legend, lines, titled, titles
 from personafl.runs.files import atomic_write
 from personafl.runs.rundir import PAGE_FILE
 
@@ -68,7 +68,7 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
         unfinished=[standing for standing in standings if not standing.finished],
         resume=about.resume_commands(sources),
         split=split_figures(runs),
-        tables=[(heading(part, clients), titles(part), list(lines(part, " ± "))) for clients, part in groups(rows)],
+        tables=[(title, titles(part), list(lines(part, " ± "))) for title, part in titled(rows)],
         legend=legend(rows) if rows else [],
         sections=[section for section in sections if section.figures],
         table=table,

@@ -32,7 +32,7 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """A seen client with the test accuracy in % of the global model and of one of its own."""
+    """A seen client with the accuracy in % of the global model and of one of its own, on some of its data."""
 
     name: str
     seed: int
@@ -60,12 +60,12 @@ def last_model(run: Run) -> str:
     return str(rows[0]["model"]) if rows else "global"
 
 
-def clients_of(run: Run, model: str) -> list[Client]:
+def clients_of(run: Run, model: str, split: str = "test") -> list[Client]:
     """Return the seen clients that were scored with the global and with another model."""
     if run.result is None:
         return []
     columns = run.result.columns
-    names = ("name", "train", "clients", "global_test_accuracy", f"{model}_test_accuracy")
+    names = ("name", "train", "clients", f"global_{split}_accuracy", f"{model}_{split}_accuracy")
     if not all(name in columns for name in names):
         return []
     rows = zip(*(columns[name] for name in names), strict=True)
@@ -79,18 +79,25 @@ def clients_of(run: Run, model: str) -> list[Client]:
 def gain_figures(runs: Sequence[Run]) -> list[Figure]:
     """Return the charts of clients with their global and own model, and of the changes."""
     finished = [run for run in runs if run.result is not None]
-    known: Known = {"last": {}, "chosen": {}}
+    known: Known = {"last": {}, "chosen": {}, "train": {}}
     for label, own in by_label(finished).items():
         for kind in known:
-            members = [c for run in own for c in clients_of(run, last_model(run) if kind == "last" else kind)]
+            members = [client for run in own for client in _members(run, kind)]
             if members and (kind == "chosen" or any(last_model(run) != "global" for run in own)):
                 known[kind][label] = members
     models = [kind for kind in known if known[kind]]
     if not models:
         return []
-    words = {"last": "personal model", "chosen": "chosen model"}
+    words = {"last": "personal model", "chosen": "chosen model", "train": "personal model, on its training data"}
     choice = Choice(name="model", title="model", options=tuple((kind, words[kind]) for kind in models))
     return [_scatter(known, choice, finished), _changes(known, choice)]
+
+
+def _members(run: Run, kind: str) -> list[Client]:
+    """Return a run's clients with the model that they chose, or the last one: on test or on training data."""
+    if kind == "chosen":
+        return clients_of(run, kind)
+    return clients_of(run, last_model(run), "train" if kind == "train" else "test")
 
 
 def _scatter(known: Known, choice: Choice, runs: Sequence[Run]) -> Figure:
@@ -114,8 +121,9 @@ def _scatter(known: Known, choice: Choice, runs: Sequence[Run]) -> Figure:
     cut = f" Of each method {most} of {largest:,} are drawn, evenly spaced by change." if largest > most else ""
     return Figure(
         title="Clients with their own model and with the global one",
-        caption="A point is a seen client of a seed, a larger one several, by the test accuracy of its own model and "
-        f"of the method's global model. Above the dashed line its own model is better.{alike}{cut}",
+        caption="A point is a seen client of a seed, a larger one several, by the test accuracy (or as chosen, that on "
+        "training data) of its own model and of the method's global model. Above the dashed line its own model is "
+        f"better.{alike}{cut}",
         views=views,
         choices=(Choice(name="kind", title="show", options=tuple(kinds.items())), choice),
     )
@@ -124,8 +132,9 @@ def _scatter(known: Known, choice: Choice, runs: Sequence[Run]) -> Figure:
 def _counted(label: str, members: Sequence[Client], model: str, runs: Sequence[Run]) -> str:
     """Say how many are hurt, as the table has it, and how many gain."""
     rows = [row for run in runs if run.label == label for row in run.rows]
-    rows = [row for row in rows if row["clients"] == "seen" and row["split"] == "test"]
-    rows = last_models(rows) if model == "last" else [row for row in rows if row["model"] == model]
+    split = "train" if model == "train" else "test"
+    rows = [row for row in rows if row["clients"] == "seen" and row["split"] == split]
+    rows = [row for row in rows if row["model"] == model] if model == "chosen" else last_models(rows)
     gained = 100 * sum(client.change > 0 for client in members) / len(members)
     return f"{percent(rows, 'share_hurt')} % hurt, {gained:.1f} % better off"
 
@@ -154,7 +163,7 @@ def _panel(members: Sequence[Client], kind: str, model: str, reach: Sequence[tup
             series.append(Series(label=label, x=across, y=up, notes=notes, areas=areas, line=False, style=style))
     ends = [extreme(place for place, _ in reach) for extreme in (min, max)]
     line = Series(label="", x=ends, y=[0.0, 0.0] if kind == "samples" else ends, dashed=True, markers=False, style=SAME)
-    name = "own model" if model == "last" else "chosen model"
+    name = "chosen model" if model == "chosen" else "own model"
     titles = (
         ("training samples", f"{name} − global, points") if kind == "samples" else ("global model, %", f"{name}, %")
     )

@@ -22,6 +22,7 @@ __all__ = [
     "mean",
     "models_of",
     "percent",
+    "titled",
     "titles",
 ]
 
@@ -38,6 +39,12 @@ class Line:
     best: frozenset[int]
 
 
+def _splits(rows: Sequence[Row]) -> list[str]:
+    """Return the splits that tables are of: test data, or validation data if those were left unread; training data."""
+    found = {row["split"] for row in rows}
+    return ["test" if "test" in found else "validation", *(["train"] if "train" in found else [])]
+
+
 def groups(rows: Sequence[Row], split: str = "test") -> Iterator[tuple[str, list[Row]]]:
     """Yield the rows of seen and of unseen clients on one split."""
     for clients in ("seen", "unseen"):
@@ -50,7 +57,15 @@ def heading(rows: Sequence[Row], clients: str, split: str = "test") -> str:
     """Return what a table is about: whose accuracy, on what, over which seeds."""
     seeds = sorted({row["seed"] for row in rows})
     several = f"mean ± std over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"Accuracy in % · {rows[0]['count']} {clients} clients · {split} data · {several}"
+    data = "training" if split == "train" else split
+    return f"Accuracy in % · {rows[0]['count']} {clients} clients · {data} data · {several}"
+
+
+def titled(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the rows of each table and what it is about: splits × groups of clients."""
+    for split in _splits(rows):
+        for clients, part in groups(rows, split):
+            yield heading(part, clients, split), part
 
 
 def models_of(rows: Sequence[Row]) -> list[str]:

@@ -22,7 +22,7 @@ from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Ste
 from personafl.data.config import DataConfig
 from personafl.deploy.config import DeploySection
 from personafl.errors import BadInput, did_you_mean
-from personafl.evaluate.choice import CAUTION
+from personafl.evaluate.config import EvaluationSection
 from personafl.models.adapters import AdapterKind
 from personafl.options import checked, explain, import_path
 from personafl.runs.buffer import BufferSection, check_buffer
@@ -203,15 +203,6 @@ class CompareSection(Section):
                 find_method(name, "compare.methods", self.variants)
         for name, options in self.options.items():
             checked(find_method(name, "compare.options"), options, f"compare.options.{name}")
-
-
-class EvaluationSection(Section):
-    """When models are scored during training; at the end they always are."""
-
-    every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # rounds; 0: only at the end; auto: ten times a run
-    clients: Positive = 10_000  # scored during training, the same ones every time; if there are more, drawn
-    split: Literal["test", "validation"] = "test"  # validation: the test data stay unread, as in a sweep
-    caution: Annotated[float, Field(gt=0, le=0.5)] = CAUTION  # a device leaves global if P(worse) is below
 
 
 class EngineSection(Section):

@@ -423,13 +423,15 @@ class _Run:
 def _score(progress: _Run, job: Job, final: bool) -> dict[str, Scored]:
     """Score some seen clients on test data; at the end everyone, also on validation data if there are any.
 
-    A recipe may leave the test data unread.
+    A recipe may leave the test data unread, and have training data scored too.
     """
     data, blind = job.federation.data, job.recipe.evaluation.split == "validation"
     splits = {"validation": data.validation} if blind else {"test": data.test}
     choice = final and not blind and bool(len(data.validation.flat))
     if choice:
         splits["validation"] = data.validation
+    if job.recipe.evaluation.train:
+        splits["train"] = data.train
     groups = {"seen": data.seen, "unseen": data.unseen} if final else {"seen": _some(data.seen, job.recipe)}
     tuned = progress.tuned if final else None
     return {
@@ -468,7 +470,7 @@ def _record_scores(progress: _Run, job: Job, done: Round) -> float:
                     "split": split,
                 }
             )
-            accuracy = summary.mean  # "global" sorts before "personal"
+            accuracy = accuracy if split == "train" else summary.mean  # "global" sorts before "personal"
     _record_forms(progress, job, when)
     return accuracy
 

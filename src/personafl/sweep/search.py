@@ -31,9 +31,10 @@ import torch
 
 import personafl.data.build as data_build
 from personafl.errors import BadInput, Diverged, Interrupted, StorageFailed
+from personafl.evaluate.config import EvaluationSection
 from personafl.runs.files import atomic_write
 from personafl.runs.interrupt import Stop, polite_stop
-from personafl.runs.recipe import CompareSection, EngineSection, EvaluationSection, Recipe
+from personafl.runs.recipe import CompareSection, EngineSection, Recipe
 from personafl.runs.rundir import RunDirectory, refuse_existing, resume_command
 from personafl.runs.runner import prepare
 from personafl.runs.values import merged, put, read_toml
