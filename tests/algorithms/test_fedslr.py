@@ -8,6 +8,8 @@ import cvxpy
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.func import grad
 
 from matrix_least_squares import (
     CLIENTS,
@@ -25,13 +27,15 @@ from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Change
 from personafl.algorithms.fedslr import SlrServer, fedslr
 from personafl.core import prox, tree, wire
-from personafl.core.algorithm import Algorithm, packed, reduce
+from personafl.core.algorithm import Algorithm, Problem, packed, reduce
 from personafl.core.batches import Steps
+from personafl.core.losses import cross_entropy
+from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.core.schedule import Exponential
 from personafl.errors import Diverged
 from personafl.runs.cohort import draw_cohort
-from personafl.testing import check_algorithm
+from personafl.testing import check_algorithm, make_case
 
 LR, STEPS, ETA, RANK, SPARSE = 0.05, 4, 0.7, 0.4, 0.3
 SGD = Sgd(lr=LR)
@@ -267,6 +271,31 @@ def test_the_personal_part_may_start_at_the_model(matrices: MatrixLeastSquares) 
     expected = soft(matrices.start - LR * matrices.gradient(late, w + matrices.start), SPARSE * LR)
     np.testing.assert_allclose(kept(again, late, "own/weight"), expected, atol=1e-12)
     assert simulation.broadcast().start.keys() == {"weight"}
+
+
+def test_norms_and_biases_of_the_personal_part_start_at_zero() -> None:
+    """personal_start = "model": w + p has weights 2·w_0 and norms as they are, gain 1 and shift 0; those are not sent.
+
+    Then phase II by hand, one full-batch step: p ← S_{μη}(p − η∇f(w_0 + p)).
+    """
+    net = Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.GroupNorm(2, 6), nn.Tanh(), nn.Linear(6, 10)))
+    problem = Problem(net.to(torch.device("cpu"), torch.float64), cross_entropy)
+    training = Training(work=Steps(epochs=1, batch=None), optimizer=Sgd(lr=LR))
+    case = make_case(fedslr(training, personal_start="model", sparsity=SPARSE), problem)
+    down, state, data = case.one_client()
+    w = down.model
+    assert down.start.keys() == {"1.weight", "4.weight"}
+    mixed = case.algorithm.client.models(problem, down, state)["personal"]
+    for name, value in w.items():
+        assert torch.equal(mixed[name], 2 * value if name in down.start else value)
+    assert torch.equal(mixed["2.weight"], torch.ones(6, dtype=torch.float64))
+    after, _ = case.update(down, state, data)
+    (batch,) = data.phases["personal"].each()
+    slope = grad(problem.mean_loss)(mixed, batch)
+    for name in w:
+        start = w[name].numpy() if w[name].ndim > 1 else np.zeros(w[name].shape)
+        expected = soft(start - LR * slope[name].numpy(), SPARSE * LR)
+        np.testing.assert_allclose(after.own[name].numpy(), expected, atol=1e-12)
 
 
 def test_low_rank_weights_travel_as_factors(matrices: MatrixLeastSquares) -> None:

@@ -20,7 +20,8 @@ Variants, by option:
     solver = "lpgd"           prox_{λη_l‖·‖_*} in every local step, plain mean (eqs. 18, 19)
     shared = "sparse"         ‖·‖₁ instead of ‖·‖_* at the server (S+S, S+LR)
     personal = "low-rank"     ‖·‖_* instead of ‖·‖₁ in phase II (LR+LR, S+LR)
-    personal_start = "model"  p_i starts at w_0, not at 0, as in the authors' runs
+    personal_start = "model"  p_i's weights start at w_0, as in the authors' runs; biases and norms at 0, as the rest
+                              does without it: a norm's gain of 1 would come out as 2
 
 Deviation: uploads are weighted as the recipe says; `federation.weights = "uniform"` is the paper's.
 """
@@ -55,7 +56,7 @@ Solver = Literal["dual", "gpgd", "lpgd"]
 
 @sent_once("start")
 class LowRank(NamedTuple):
-    """Down: w_t, low-rank weights as factors; and where p_i starts, if not at 0, which is sent once."""
+    """Down: w_t, low-rank weights as factors; and where p_i's weights start, if not at 0, which is sent once."""
 
     model: Params
     start: Params
@@ -89,8 +90,8 @@ class SlrClient:
         return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: LowRank, generator: torch.Generator) -> Fused:
-        """p_i = 0 (or w_0), γ_i = 0."""
-        own = down.start or tree.zeros_like(down.model)
+        """p_i = 0 (its weights w_0), γ_i = 0."""
+        own = tree.zeros_like(down.model) | down.start
         return Fused(own, self.solver.init(problem, Model(down.model), generator))
 
     def update(self, problem: Problem, down: LowRank, state: Fused, data: Data) -> tuple[Fused, Change]:
@@ -132,7 +133,7 @@ def _compact(penalty: Penalty, value: Tensor) -> Tree:
 
 
 class SlrState(NamedTuple):
-    """State of the server: the solver's, its model in compact forms, and where p_i starts ({}: at 0)."""
+    """State of the server: the solver's, its model in compact forms, and what of p_i does not start at 0."""
 
     solver: Any
     start: Params
@@ -150,7 +151,8 @@ class SlrServer:
 
     def init(self, problem: Problem, start: Params, population: float) -> SlrState:
         """Start at the given model, as it is."""
-        return SlrState(self.solver.init(problem, start, population), start if self.start_at_model else {})
+        weights = {name: value for name, value in start.items() if value.ndim > 1} if self.start_at_model else {}
+        return SlrState(self.solver.init(problem, start, population), weights)
 
     def broadcast(self, state: SlrState) -> LowRank:
         """Send the shared model in its compact forms."""
