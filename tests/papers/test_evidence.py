@@ -1,9 +1,10 @@
-"""What the Makefile runs is what the pages of results need."""
+"""The pages of results: what the Makefile runs is what they need and say, and each number stands on one of them."""
 
 import argparse
 import re
 import shlex
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 
 from personafl.data.config import parse_partition
 from personafl.papers import find
+from personafl.papers.catalog import Claim
+from personafl.papers.finished import ran
+from personafl.papers.verdict import named
 from personafl.runs.recipe import Recipe
 from personafl.runs.values import from_words
 
@@ -57,3 +61,82 @@ def test_a_table_of_results_has_all_its_runs(name: str, monkeypatch: pytest.Monk
     paper, (table,) = find(name)
     made = {method for folder in results()[name] for method in recipe_of(folder).compare.methods}
     assert made.issuperset(paper.tables[table].runs)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a page as it is printed: cells by row and by claim."""
+
+    title: str
+    rows: dict[str, list[str]]  # name -> here, paper
+    claims: dict[str, list[str]]  # text -> verdict, here, paper
+    ran: str | None
+
+
+def sections(page: str) -> dict[str, Section]:
+    """Return a page's tables by their presets' names."""
+    found = {}
+    for name, title, body in re.findall(
+        r"(?ms)^## (\w+/[\w-]+): (.*?)$(.*?)(?=^## |\Z)", (ROOT / "docs" / page).read_text()
+    ):
+        first, second = re.findall(r"(?m)(?:^\|.*\n)+", body)
+        tables = [[re.split(r" \| ", line.strip("| ")) for line in part.splitlines()[2:]] for part in (first, second)]
+        (rows, claims) = ({cells[0]: cells[1:] for cells in table} for table in tables)
+        ran_line = re.search(r"(?m)^Ran: (.*?)\.(?: What differs.*)?$", body)
+        found[name] = Section(title, rows, claims, ran_line[1] if ran_line else None)
+    return found
+
+
+def mean_of(cell: str) -> float:
+    return float(cell.partition(" ")[0])
+
+
+PRINTED = [(page, name) for page in ("results.md", "reproduced.md") for name in sections(page)]
+
+
+@pytest.mark.parametrize(("page", "name"), PRINTED)
+def test_a_printed_table_is_that_of_the_paper(page: str, name: str) -> None:
+    paper, (key,) = find(name)
+    table, printed = paper.tables[key], sections(page)[name]
+    assert printed.title == table.title
+    known = {named(row.name, at): row for row in table.rows for at in (None, *table.at)}
+    for line, (_, theirs) in printed.rows.items():
+        row = known[line]
+        assert theirs.partition(" ")[0] == ("–" if row.paper is None else f"{row.paper:.2f}"), line
+    assert {named(claim, at) for claim in table.claims for at in (None, *table.at)} >= printed.claims.keys()
+
+
+@pytest.mark.parametrize(("page", "name"), PRINTED)
+def test_differences_are_those_of_the_rows_and_verdicts_follow(page: str, name: str) -> None:
+    """Paired or not, the mean difference is that of the means; 1.686 = t(0.95; 2)/√3, for 3 seeds. They are rounded."""
+    printed = sections(page)[name]
+    for text, (word, gap, _) in printed.claims.items():
+        if " ± " not in gap:  # one seed, or no pair of runs
+            assert word == "**not shown**", text
+            continue
+        plain, _, at = text.partition(", round ")
+        claim = Claim.parse(plain)
+        cells = [printed.rows[named(row, int(at) if at else None)][0] for row in (claim.more, claim.less)]
+        mean, std = (float(part) for part in gap.split(" ± "))
+        more, less = (mean_of(cell) for cell in cells)
+        digits = min(len(cell.partition(" ")[0].partition(".")[2]) for cell in cells)
+        assert claim.sign * mean == pytest.approx(more - less, abs=10**-digits + 0.006), text
+        above, slack = claim.sign * mean + claim.margin, 0.02
+        if word == "holds":
+            assert above - 1.686 * std > -slack, text
+        elif word == "**does not hold**":
+            assert above + 1.686 * std < slack, text
+
+
+@pytest.mark.parametrize("name", sections("results.md"))
+def test_a_page_says_what_its_command_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert sections("results.md")[name].ran == "; ".join(dict.fromkeys(ran(recipe_of(f)) for f in results()[name]))
+
+
+def test_only_one_page_has_a_number() -> None:
+    """A mean with its std that results.md has stands nowhere in evidence.md, however it is spaced."""
+    pages = ((ROOT / "docs" / page).read_text().replace("−", "-") for page in ("results.md", "evidence.md"))
+    one, other = (set(re.findall(r"[+-]?\d+\.\d\d±\d+\.\d\d", page.replace(" ± ", "±"))) for page in pages)
+    assert len(one) > 100
+    assert not one & other

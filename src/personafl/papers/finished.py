@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from personafl import api
 from personafl.errors import BadInput
@@ -16,7 +17,7 @@ from personafl.runs.files import read_json
 from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
 
-__all__ = ["finished", "tables_of", "tables_of_preset"]
+__all__ = ["finished", "ran", "tables_of", "tables_of_preset"]
 
 
 def tables_of(paths: Sequence[Path], paper: Paper, names: Sequence[str]) -> tuple[list[Shown], list[Path]]:
@@ -28,9 +29,9 @@ def tables_of(paths: Sequence[Path], paper: Paper, names: Sequence[str]) -> tupl
         needed = dict.fromkeys(run for name in names for run in paper.tables[name].runs)
         raise BadInput(f"{paths[0]}: has no finished run of {', '.join(needed) or 'them: they are not made by runs'}")
     sources = " ".join(f"--from {shlex.quote(str(path))}" for path in paths)
-    differs = f"the recipe is that of {', '.join(map(str, paths))}"
+    made = "; ".join(dict.fromkeys(ran(api.recipe_of(path)) for path in paths))
     return [
-        Shown.of(paper, name, runs, differs, f"personafl reproduce {paper.key}/{name} {sources}") for name in known
+        Shown.of(paper, name, runs, made, None, f"personafl reproduce {paper.key}/{name} {sources}") for name in known
     ], unfinished
 
 
@@ -45,11 +46,10 @@ def tables_of_preset(path: Path, preset: Preset | None = None) -> tuple[list[Sho
     runs, unfinished = finished([path])
     asked = set(recipe.compare.methods)
     names = [name for name, table in (preset or made).tables.items() if asked.issuperset(table.runs)]
-    changes = _changed(made, recipe, path)
+    differs = made.setting.at(made.size).differs + _changed(made, recipe, path)
     size = "" if made.size == "small" else f" --size {made.size} --dataset-dir DIR"
     return [
-        Shown.of(made.paper, name, runs, made.setting.at(made.size).differs + changes, f"{_command(made, name)}{size}")
-        for name in names
+        Shown.of(made.paper, name, runs, ran(recipe), differs, f"{_command(made, name)}{size}") for name in names
     ], unfinished
 
 
@@ -74,6 +74,35 @@ def finished(paths: Sequence[Path]) -> tuple[Runs, list[Path]]:
                 _check_split(child, seed, splits)
                 runs[method, seed] = _loaded(child)
     return runs, list(dict.fromkeys(unfinished))
+
+
+def ran(recipe: Recipe) -> str:
+    """Say what decides the size of a comparison: data and clients, who takes part, how long, the network."""
+    partition, training = recipe.data.partition, recipe.training
+    dealt = {} if partition is None else partition.model_dump(exclude={"kind"}, exclude_none=True)
+    kind = "" if partition is None else f" {partition.kind}:{_pairs(dealt)}"
+    if recipe.cloud is not None:
+        part = f"{recipe.cloud.servers} servers with {recipe.cloud.active or 'all'} active devices"
+    elif "clients" in dealt:
+        part = f"{recipe.federation.size(dealt['clients'])} of {dealt['clients']} clients a round"
+    else:
+        part = f"cohort {recipe.federation.cohort}"
+    rounds = {recipe.for_method(name, 0).rounds or recipe.rounds for name in recipe.compare.methods}  # 0: tuning alone
+    long = f"{min(rounds)} rounds" if len(rounds) == 1 else f"{min(rounds)} to {max(rounds)} rounds"
+    before = f"{recipe.pretrain.rounds} + " if recipe.pretrain.rounds else ""
+    least = f"{training.least_steps} to " if training.least_steps else ""
+    epochs = f"{training.epochs} epochs" if (training.epochs or 1) > 1 else "1 epoch"
+    work = f"{least}{training.steps} steps" if training.steps else epochs
+    network = f"{recipe.model.name} {_pairs(recipe.model.model_extra or {})}".strip()
+    seeds = ", ".join(map(str, recipe.compare.seeds))
+    return (
+        f"{Path(recipe.data.source).name}{kind}; {part}; {before}{long} of {work}, batch {training.batch}; {network}; "
+        f"seeds {seeds}"
+    )
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in values.items())
 
 
 def _command(preset: Preset, name: str) -> str:

@@ -34,15 +34,16 @@ class Shown:
     table: Table
     lines: list[Outcome]
     verdicts: list[Verdict]
-    differs: str  # from the paper's setting
+    ran: str  # on what, how long
+    differs: str | None  # from the paper's setting; None: not known
     command: str  # what repeats it
 
     @classmethod
-    def of(cls, paper: Paper, name: str, runs: Runs, differs: str, command: str) -> Shown:
+    def of(cls, paper: Paper, name: str, runs: Runs, ran: str, differs: str | None, command: str) -> Shown:
         """Return a table with what its runs found."""
         table = paper.tables[name]
         lines = outcomes(table, runs)
-        return cls(f"{paper.key}/{name}", paper, table, lines, judge(table, lines), differs, command)
+        return cls(f"{paper.key}/{name}", paper, table, lines, judge(table, lines), ran, differs, command)
 
     def to_json(self) -> dict[str, Any]:
         """Return it for scripts."""
@@ -50,6 +51,7 @@ class Shown:
             "name": self.name,
             "cite": self.paper.cite,
             "where": self.table.where,
+            "ran": self.ran,
             "differs": self.differs,
             "command": self.command,
             "rows": [
@@ -110,7 +112,7 @@ def rendered(shown: Sequence[Shown]) -> Iterator[RenderableType]:
             yield Text.assemble(
                 f"{verdict.text}: ", (verdict.word, _STYLE[verdict.word]), f"{_gap(verdict)}{_printed(verdict)}"
             )
-        yield Text(f"What differs from the paper: {one.differs}.", style="dim")
+        yield Text(_told(one), style="dim")
         yield ""
     if shown:
         yield Text(RULE, style="dim")
@@ -128,10 +130,14 @@ def markdown(shown: Sequence[Shown]) -> str:
             + "\n".join(f"| {line.name} | {' | '.join(_numbers(line))} |" for line in one.lines),
             "| claim | verdict | here, by seed | paper |\n|---|---|---:|---:|\n"
             + "\n".join(_markdown_line(verdict) for verdict in one.verdicts),
+            _told(one),
         ]
-        lines.append(f"What differs from the paper: {one.differs}.")
         parts.append("\n\n".join(lines))
     return "\n\n".join([*parts, RULE]) + "\n"
+
+
+def _told(one: Shown) -> str:
+    return f"Ran: {one.ran}." + ("" if one.differs is None else f" What differs from the paper: {one.differs}.")
 
 
 def _markdown_line(verdict: Verdict) -> str:
