@@ -155,7 +155,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.keep = keep
         if shared:  # all clients have the same, as in the first step of a round
-            outputs = (x.flatten(0, 1) @ weight[0].mT).reshape(*x.shape[:2], -1)
+            outputs = x @ weight[0].mT  # no view made here: autograd would let nn.ReLU(inplace=True) not write into it
             return outputs if bias is None else outputs.add_(bias.unsqueeze(1))
         if bias is None:
             return x @ weight.mT

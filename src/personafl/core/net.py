@@ -23,6 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.pooling import _MaxPoolNd
 
 from personafl.core import rng
+from personafl.core.gradient import step
 from personafl.core.rounding import rounding
 from personafl.core.tree import Params
 from personafl.errors import BadInput
@@ -56,6 +57,7 @@ class Net:
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
         self._grouped = any(isinstance(m, nn.GroupNorm) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
+        self._writes: bool | None = None  # whether it changes its input in place; None: not tried yet
         self.unstackable: str | None = None  # why torch.func cannot run it for several clients at once; see `probe`
 
     def init(self, generator: torch.Generator) -> Params:
@@ -93,10 +95,14 @@ class Net:
         """Call the module with values for parameters and buffers: functional_call, with their places looked up."""
         places = [(table, local, value) for name, value in values.items() for table, local in self._places[name]]
         before = [table[local] for table, local, _ in places]
+        if self._writes is not False:  # samples are another's: the next step's, or the next model's
+            x = x.clone()
         try:
             for table, local, value in places:
                 table[local] = value
             output: Tensor = self._module(x)
+            if self._writes is None and maybe_current_level() is None:
+                self._writes = x._version > 0
             return output
         finally:
             for (table, local, _), old in zip(places, before, strict=True):
@@ -145,9 +151,14 @@ class Net:
             result = self.apply(p, own, real, key)
             return result.sum(), result
 
+        def stepped(p: Params, own: Tensor) -> Params:
+            return step(lambda w, batch: trained(w, batch)[0], p, own, 0.0)[0]
+
         try:
-            stacked = {name: value.expand(2, *value.shape) for name, value in params.items()}
-            outputs: Tensor = vmap(grad(trained, has_aux=True))(stacked, torch.stack([x, x]))[1]
+            stacked, both = {name: value.expand(2, *value.shape) for name, value in params.items()}, torch.stack([x, x])
+            outputs: Tensor = vmap(grad(trained, has_aux=True))(stacked, both)[1]
+            vmap(stepped)(stacked, both)  # as training has it
+            vmap(lambda own: self.apply(params, own, real, key))(both)  # as clients with a model in common have it
         except Exception as error:
             self.unstackable = _first_line(error)
             if "random" in self.unstackable:
@@ -259,11 +270,16 @@ def _prepared(module: nn.Module, buffers: Buffers) -> nn.Module:
 
 
 def _pool_first(layers: nn.Sequential) -> None:
-    """Put each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them."""
+    """Put each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them.
+
+    One that writes into the input of all the layers stays: others may see that.
+    """
     names = list(layers._modules)
     for name, following in itertools.pairwise(names):
         layer, pool = layers._modules[name], layers._modules[following]
-        if type(layer) is nn.ReLU and isinstance(pool, _MaxPoolNd) and not pool.return_indices:
+        if type(layer) is not nn.ReLU or (layer.inplace and name == names[0]):
+            continue
+        if isinstance(pool, _MaxPoolNd) and not pool.return_indices:
             layers._modules[name], layers._modules[following] = pool, layer
 
 
