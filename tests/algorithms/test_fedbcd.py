@@ -13,13 +13,13 @@ from personafl.algorithms.fedbcd import BlockServer, PersonalChange
 from personafl.algorithms.uplink import TopEntries, compressed
 from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, for_returning, reduce
-from personafl.core.batches import Steps
+from personafl.core.batches import Steps, drawn_work
 from personafl.core.net import Net
 from personafl.core.optim import Accelerated, Adaptive, Sgd
 from personafl.core.schedule import Exponential
 from personafl.errors import BadInput
 from personafl.runs.cohort import draw_cohort, draw_offline
-from personafl.runs.engine import Engine, gather
+from personafl.runs.engine import Engine, gather, paces
 from personafl.runs.simulator import Simulation
 from personafl.runs.store import Store
 from personafl.runs.trainer import bound
@@ -46,6 +46,21 @@ class Device:
             gradient = self.problem.gradient(self.client, y) + self.penalty * (y - self.z)
             x, previous = np.clip(y - LR * gradient, -self.box, self.box), x
         return x, previous
+
+
+def test_pulls_are_counted_as_training_is(problem: LeastSquares) -> None:
+    """K epochs of minibatches of 2 (2, 4 and 3 of them an epoch), then K pulls: x − z is (1 − γ)^K of what it was."""
+    work = Steps(epochs=5, least=1, batch=2)
+    training = Training(work=work, optimizer=Sgd(lr=LR))
+    options = {"momentum": ZETA, "box": 50.0}
+    free, pulled = (
+        problem.simulate(METHODS["fedbcdi"].build(training, penalty=penalty, **options), 1) for penalty in (0.0, PULL)
+    )
+    epochs = drawn_work(work, paces(np.arange(3), 0, 0))
+    assert len(set(epochs.tolist())) > 1
+    for client, count in enumerate(epochs.tolist()):
+        trained, after = (personal(simulation, client) - problem.start for simulation in (free, pulled))
+        np.testing.assert_allclose(after, (1 - PULL) ** count * trained, atol=1e-13)
 
 
 def previous_of(simulation: Simulation, client: int) -> Vector:

@@ -20,8 +20,9 @@ from personafl.core.batches import (
     Steps,
     Zipped,
     counted_samples,
+    counted_steps,
     draw,
-    drawn_steps,
+    drawn_work,
 )
 
 laws = settings(max_examples=40, deadline=None)
@@ -87,7 +88,7 @@ def test_batches_do_not_depend_on_the_rest_of_the_stack(
     sizes: list[int], batch: int | None, seed: int, whole_epochs: bool, least: int | None
 ) -> None:
     """A client drawn alone has the batches, and the dropout keys, that it has among others, up to padding."""
-    work = Steps(epochs=2, batch=batch) if whole_epochs else Steps(steps=5, batch=batch, least=least)
+    work = Steps(**{"epochs" if whole_epochs else "steps": 5}, batch=batch, least=least)
     together, _ = drawn(sizes, work, seed)
     n = np.array(sizes)
     rows, starts = np.random.default_rng(seed).permutation(int(n.sum())), np.cumsum(n) - n
@@ -221,11 +222,11 @@ def test_steps_wants_one_of_epochs_and_steps(given: dict[str, int]) -> None:
 
 def test_a_random_number_of_steps_is_uniform() -> None:
     """K ~ U{2, …, 5}: of 4000 clients each number has 1000 ± 4.5 standard deviations (27 each)."""
-    counts = np.bincount(drawn_steps(Steps(steps=5, least=2), rng.mix(3, np.arange(4000))), minlength=6)
+    counts = np.bincount(drawn_work(Steps(steps=5, least=2), rng.mix(3, np.arange(4000))), minlength=6)
     assert counts[:2].tolist() == [0, 0]
     assert np.abs(counts[2:] - 1000).max() < 125
-    assert drawn_steps(Steps(steps=5), rng.mix(3, np.arange(7))).tolist() == [5] * 7
-    assert drawn_steps(Steps(steps=5, least=5), rng.mix(3, np.arange(7))).tolist() == [5] * 7
+    assert drawn_work(Steps(steps=5), rng.mix(3, np.arange(7))).tolist() == [5] * 7
+    assert drawn_work(Steps(steps=5, least=5), rng.mix(3, np.arange(7))).tolist() == [5] * 7
 
 
 def test_random_steps_are_the_first_ones_of_all_steps() -> None:
@@ -233,7 +234,7 @@ def test_random_steps_are_the_first_ones_of_all_steps() -> None:
     sizes = np.array([7, 3, 9, 5])
     rows, starts = np.arange(24), np.cumsum(sizes) - sizes
     pace = rng.mix(8, np.arange(4))
-    expected = drawn_steps(Steps(steps=5, least=1), pace)
+    expected = drawn_work(Steps(steps=5, least=1), pace)
     assert len(set(expected.tolist())) > 1
     for phase in ("one", "two"):
         keys = rng.mix(phase, np.arange(4))
@@ -243,8 +244,24 @@ def test_random_steps_are_the_first_ones_of_all_steps() -> None:
             assert contents(some, client) == contents(whole, client)[:count]
 
 
-@pytest.mark.parametrize("given", [{"epochs": 2, "least": 1}, {"steps": 3, "least": 4}, {"steps": 3, "least": 0}])
-def test_the_least_number_of_steps_goes_with_steps(given: dict[str, int]) -> None:
+def test_random_epochs_are_the_first_ones_of_all_epochs() -> None:
+    """Clients of 7, 3, 9 and 5 samples have 2, 1, 3 and 2 minibatches of 4 an epoch; K whole epochs of them."""
+    sizes, work = np.array([7, 3, 9, 5]), Steps(epochs=5, least=1, batch=4)
+    rows, starts = np.arange(24), np.cumsum(sizes) - sizes
+    pace, keys = rng.mix(8, np.arange(4)), rng.mix("one", np.arange(4))
+    epochs = drawn_work(work, pace)
+    assert epochs.tolist() == drawn_work(Steps(steps=5, least=1), pace).tolist()
+    assert len(set(epochs.tolist())) > 1
+    assert counted_steps(work, sizes, pace).tolist() == (np.array([2, 1, 3, 2]) * epochs).tolist()
+    assert counted_samples(work, sizes, pace).tolist() == (sizes * epochs).tolist()
+    some = draw(pool(24), rows, starts, sizes, work, keys, pace)
+    whole = draw(pool(24), rows, starts, sizes, Steps(epochs=5, batch=4), keys, pace)
+    for client, count in enumerate(counted_steps(work, sizes, pace)):
+        assert contents(some, client) == contents(whole, client)[:count]
+
+
+@pytest.mark.parametrize("given", [{"epochs": 2, "least": 3}, {"steps": 3, "least": 4}, {"steps": 3, "least": 0}])
+def test_the_least_number_is_at_most_the_largest(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="least"):
         Steps(**given)
 

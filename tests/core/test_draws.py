@@ -16,6 +16,7 @@ WORKS = st.one_of(
     st.builds(Steps, epochs=st.integers(1, 3), batch=st.one_of(st.none(), st.integers(1, 7))),
     st.builds(Steps, steps=st.integers(1, 12), batch=st.one_of(st.none(), st.integers(1, 7))),
     st.builds(Steps, steps=st.integers(3, 6), batch=st.integers(1, 7), least=st.integers(1, 3)),
+    st.builds(Steps, epochs=st.just(3), batch=st.integers(1, 7), least=st.integers(1, 3)),
 )
 
 

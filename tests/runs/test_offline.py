@@ -84,6 +84,16 @@ def test_random_steps_reach_the_method_and_come_back_from_a_file() -> None:
             Recipe.parse(changed(training=wrong))
 
 
+def test_random_epochs_reach_the_method_and_come_back_from_a_file() -> None:
+    epochs = {"steps": None, "least_steps": None, "epochs": 5, "least_epochs": 2}
+    recipe = Recipe.parse(changed(training=epochs))
+    assert recipe.training.build().work == Steps(epochs=5, least=2, batch=16)
+    assert "least_epochs = 2" in recipe.to_toml()
+    for wrong in ({"least_epochs": 6}, {"epochs": None}, {"epochs": None, "steps": 5}):
+        with pytest.raises(BadInput, match="training: least_epochs needs epochs, and may be at most that"):
+            Recipe.parse(changed(training=epochs | wrong))
+
+
 def test_the_accelerated_optimizer_of_a_recipe() -> None:
     given = {"optimizer": "accelerated", "lr": 0.005, "momentum": 0.9, "box": 2.0, "weight_decay": 0.1, "clip": 3.0}
     training = Recipe.parse({"training": given | {"schedule": {"kind": "exponential", "rate": 0.9}}}).training

@@ -6,7 +6,7 @@ R. Wu et al., *Federated Block Coordinate Descent Scheme for Learning Global and
     min Σ_i p_i [g_i(x_i) + (γ/2)‖x_i − z‖²]  over x_i ∈ X and z                                                  (2)
 
 A device keeps x_i and the iterate before it, x⁻, from round to round; both start at x⁽⁰⁾, which it is sent once. Its K
-steps of accelerated stochastic projected gradient (ASPG), one for each minibatch, are
+steps of accelerated stochastic projected gradient (ASPG), one for each minibatch (or of K epochs: below), are
 
     y = x + ζ(x − x⁻);   (x, x⁻) ← (Π_X(y − η_x ∇f(y)), x)                                                        (4)
 
@@ -39,7 +39,11 @@ then as many pulls as a round has steps. With several servers and K_z > 1, state
 own count of iterations mixes before each. The reported loss is f's, at the y's.
 
 η_x is training.lr, by the training's schedule; weight decay is part of g_i, and clip limits ∇f(y). Momentum and
-adaptive optimizers are refused: ζ is method.momentum. K of the paper's runs is training.steps = 5 with least_steps = 1.
+adaptive optimizers are refused: ζ is method.momentum.
+
+K of the paper's runs is "sampled from [1, 5]", anew for each device and round. It counts minibatches in the algorithms,
+training.steps = 5 with least_steps = 1, and is called epochs in §5: training.epochs = 5 with least_epochs = 1. There
+are K pulls either way: as many as epochs, not as minibatches, where training counts epochs.
 """
 
 from __future__ import annotations
@@ -185,7 +189,7 @@ class FedBcdIClient(_Device):
         """Train x and pull it towards z, and send where it is then."""
         batches, optimizer = data.phases["local"], self.training.optimizer.at(data.round)
         x, previous, loss = self._steps(problem, state.model, state.previous, batches, optimizer)
-        state = self._pulled(x, previous, down.model, batches)
+        state = self._pulled(x, previous, down.model, data)
         return state, PersonalChange(tree.sub(state.model, down.model), loss)
 
     def offline(self, problem: Problem, state: OfflineIterates, data: Data) -> OfflineIterates:
@@ -198,15 +202,22 @@ class FedBcdIClient(_Device):
         """Train from z, then pull as in a round."""
         z = down.model
         x, previous, _ = self._steps(problem, z, z, data.phases["tune"], self.tune.optimizer.at(data.round))
-        return self._pulled(x, previous, z, data.phases["local"])
+        return self._pulled(x, previous, z, data)
 
-    def _pulled(self, x: Params, previous: Params, z: Params, batches: Batches) -> OfflineIterates:
-        """Return the state after as many pulls of x towards z as there are steps."""
-        left = (1 - self.penalty) ** batches.real.any(-1).sum().to(torch.float64)
+    def _pulled(self, x: Params, previous: Params, z: Params, data: Data) -> OfflineIterates:
+        """Return the state after K pulls of x towards z."""
+        left = (1 - self.penalty) ** self._pulls(data)
         pulled = tree.add(z, tree.scale(tree.sub(x, z), left))
         if self.carry_momentum:
             previous = tree.sub(pulled, tree.sub(x, previous))
         return _in_contact(pulled, previous)
+
+    def _pulls(self, data: Data) -> Tensor:
+        """Return K of a round: its minibatches, or its epochs where training counts those."""
+        steps, work = data.phases["local"].real.any(-1).sum().to(torch.float64), self.training.work
+        if work.epochs is None or work.batch is None:
+            return steps
+        return steps / (-(-data.examples // work.batch)).clamp(min=1)
 
 
 def _in_contact(x: Params, previous: Params) -> OfflineIterates:

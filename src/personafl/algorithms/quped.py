@@ -344,7 +344,8 @@ def _pace(work: Steps, unit: Unit) -> Fraction:
         return Fraction(1)
     if work.least is not None:
         raise BadInput(
-            f'{key}: with training.least_steps rounds differ in length; leave that out, or set this to "rounds"'
+            f"{key}: with training.least_steps or least_epochs rounds differ in length; leave that out, or set this to "
+            '"rounds"'
         )
     if unit == "epochs":
         if work.epochs is None:

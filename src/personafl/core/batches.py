@@ -35,7 +35,7 @@ __all__ = [
     "counted_samples",
     "counted_steps",
     "draw",
-    "drawn_steps",
+    "drawn_work",
     "marked",
     "plainly_marked",
     "round_number",
@@ -47,7 +47,7 @@ __all__ = [
 class Steps:
     """How much a client trains in one phase: whole epochs, or a number of minibatch steps. batch None = all data.
 
-    With `least` the number is drawn for each client and round, uniformly from least, …, steps.
+    With `least` the number is drawn for each client and round, uniformly from least, …, steps or epochs.
     """
 
     epochs: int | None = None
@@ -58,10 +58,15 @@ class Steps:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
-        if self.least is not None and not 1 <= self.least <= (self.steps or 0):
-            raise ValueError("least must be at least 1, and at most steps")
+        if self.least is not None and not 1 <= self.least <= self.most:
+            raise ValueError("least must be at least 1, and at most the steps or epochs")
         if self.batch is not None and self.batch < 1:
             raise ValueError("batch must be at least 1, or None for all data")
+
+    @property
+    def most(self) -> int:
+        """The number of steps or epochs, or the largest that may be drawn."""
+        return self.epochs or self.steps or 0
 
 
 class Batch(NamedTuple):
@@ -249,24 +254,23 @@ class Data(NamedTuple):
     round: Tensor  # [] round number t, from 0
 
 
-def drawn_steps(work: Steps, pace: rng.Words) -> NDArray[np.int64]:
-    """Return how many steps clients with data take, [clients], where `work` is counted in steps."""
-    most = work.steps or 0
-    least = most if work.least is None else work.least
-    return least + (pace % np.uint64(most - least + 1)).astype(np.int64)
+def drawn_work(work: Steps, pace: rng.Words) -> NDArray[np.int64]:
+    """Return how many steps clients with data take, or how many epochs where `work` is counted in those, [clients]."""
+    least = work.most if work.least is None else work.least
+    return least + (pace % np.uint64(work.most - least + 1)).astype(np.int64)
 
 
 def counted_steps(work: Steps, sizes: NDArray[np.int64], pace: rng.Words) -> NDArray[np.int64]:
     """Return how many steps clients with so many samples take, [clients]."""
     if work.epochs is None:
-        return np.where(sizes > 0, drawn_steps(work, pace), 0)
-    return -(-sizes // (work.batch or max(int(sizes.max(initial=1)), 1))) * work.epochs
+        return np.where(sizes > 0, drawn_work(work, pace), 0)
+    return -(-sizes // (work.batch or max(int(sizes.max(initial=1)), 1))) * drawn_work(work, pace)
 
 
 def counted_samples(work: Steps, sizes: NDArray[np.int64], pace: rng.Words) -> NDArray[np.int64]:
     """Return how many samples clients with so many go through, [clients]: exactly in epochs, at most in steps."""
     if work.epochs is not None:
-        return sizes * work.epochs
+        return sizes * drawn_work(work, pace)
     return counted_steps(work, sizes, pace) * np.minimum(sizes, work.batch or sizes)
 
 

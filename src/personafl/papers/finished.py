@@ -90,8 +90,9 @@ def ran(recipe: Recipe) -> str:
     rounds = {recipe.for_method(name, 0).rounds or recipe.rounds for name in recipe.compare.methods}  # 0: tuning alone
     long = f"{min(rounds)} rounds" if len(rounds) == 1 else f"{min(rounds)} to {max(rounds)} rounds"
     before = f"{recipe.pretrain.rounds} + " if recipe.pretrain.rounds else ""
-    least = f"{training.least_steps} to " if training.least_steps else ""
-    epochs = f"{training.epochs} epochs" if (training.epochs or 1) > 1 else "1 epoch"
+    fewest = training.least_steps or training.least_epochs
+    least = f"{fewest} to " if fewest else ""
+    epochs = f"{least}{training.epochs} epochs" if (training.epochs or 1) > 1 else "1 epoch"
     work = f"{least}{training.steps} steps" if training.steps else epochs
     network = f"{recipe.model.name} {_pairs(recipe.model.model_extra or {})}".strip()
     seeds = ", ".join(map(str, recipe.compare.seeds))

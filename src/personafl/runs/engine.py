@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batches, Data, Steps, counted_samples, counted_steps, draw, drawn_steps, marked
+from personafl.core.batches import Batches, Data, Steps, counted_samples, counted_steps, draw, drawn_work, marked
 from personafl.core.draws import draw_there, fits_there
 from personafl.core.rounding import rounded_products
 from personafl.core.stack import Stack, stacked
@@ -180,7 +180,7 @@ def _one(data: Data, row: int) -> Data:
 
 
 def paces(clients: NDArray[np.int64], seed: int, round_: int) -> rng.Words:
-    """Return the randomness from which `drawn_steps` has how many steps clients take in a round."""
+    """Return the randomness from which `drawn_work` has how many steps or epochs clients train in a round."""
     return rng.mix(seed, "steps", round_, clients)
 
 
@@ -188,9 +188,7 @@ def local_steps(work: Steps, seed: int) -> Callable[[NDArray[np.int64], int], ND
     """Return K_i as a function of (clients, round): local steps, or epochs where training is in epochs."""
 
     def steps(clients: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
-        if work.epochs is not None:
-            return np.full(len(clients), work.epochs)
-        return drawn_steps(work, paces(clients, seed, round_))
+        return drawn_work(work, paces(clients, seed, round_))
 
     return steps
 

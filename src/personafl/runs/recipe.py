@@ -66,6 +66,7 @@ class TrainingSection(Section):
     weight_decay: NonNegative = 0.0
     clip: Annotated[float, Field(gt=0)] | None = None  # gradient norm per step
     epochs: Positive | None = None  # passes over the client's data; 1 unless steps is given
+    least_epochs: Positive | None = None  # then: drawn for each client and round, from this many up to epochs
     steps: Positive | None = None  # or a number of minibatches
     least_steps: Positive | None = None  # then: drawn for each client and round, from this many up to steps
     batch: Positive | Literal["all"] = 32
@@ -85,13 +86,15 @@ class TrainingSection(Section):
             raise ValueError(f'box is for optimizer = "accelerated", not {self.optimizer}')
         if self.least_steps is not None and self.least_steps > (self.steps or 0):
             raise ValueError("least_steps needs steps, and may be at most that")
+        if self.least_epochs is not None and self.least_epochs > (self.epochs or 0):
+            raise ValueError("least_epochs needs epochs, and may be at most that")
         return self
 
     def build(self) -> Training:
         """Return it as the methods take it."""
         epochs = None if self.steps is not None else (self.epochs or 1)
         batch = None if self.batch == "all" else self.batch
-        work = Steps(epochs=epochs, steps=self.steps, least=self.least_steps, batch=batch)
+        work = Steps(epochs=epochs, steps=self.steps, least=self.least_steps or self.least_epochs, batch=batch)
         schedule: Schedule = self.schedule
         optimizer: LocalOptimizer
         if self.optimizer == "adam":
