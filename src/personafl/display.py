@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from personafl.core.algorithm import Problem
-from personafl.report.table import MODELS, amount, legend, lines, mean, percent, titled, titles
+from personafl.report.table import MODELS, amount, has_words, legend, lines, mean, percent, titled, titles
 from personafl.runs.export import Exported, ExportedModel
 from personafl.runs.fit import Candidate, Fit
 from personafl.runs.memory import Memory
@@ -307,9 +307,9 @@ def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
 
 
 def _details(rows: Sequence[Row]) -> Table:
-    table = _empty_table(
-        0, "method", "model", "mean", "weigh-\nted", "std", "worst\n10%", "median", "hurt", "95%", "by", "parame-\nters"
-    )
+    spoken = ["WER", "WER,\nweighted"] if has_words(rows) else []
+    whole = ["mean", "weigh-\nted", "std", "worst\n10%", "median", *spoken, "hurt", "95%", "by", "parame-\nters"]
+    table = _empty_table(0, "method", "model", *whole)
     ordered = sorted(rows, key=lambda row: MODELS.index(row["model"]))
     names = list(dict.fromkeys(row["method"] for row in rows))
     pairs = dict.fromkeys((row["method"], row["model"]) for row in ordered)
@@ -322,6 +322,7 @@ def _details(rows: Sequence[Row]) -> Table:
             model,
             *(percent(part, key) for key in ("accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")),
             percent(medians, "median"),
+            *(percent(part, key) for key in ("word_error", "word_error_weighted") if spoken),
             percent(part, "share_hurt"),
             "–" if low == "–" else f"{low}–{high}",
             percent(part, "hurt_mean_loss"),

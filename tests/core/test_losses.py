@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +22,7 @@ from personafl.core.losses import (
     ctc_greedy,
     ctc_loss,
     edit_distance,
-    word_error,
+    word_edits,
 )
 
 F64 = torch.float64
@@ -197,14 +198,53 @@ def test_ctc_decoding_by_hand() -> None:
 
 
 def test_error_rates_by_hand() -> None:
-    """Decoded 1 1 2 for 1 2: one deletion of two characters. 3 is the space: words 1 | 2 for 1 | 2 2, one of two."""
+    """Decoded 1 1 2 for 1 2: one deletion of two characters. 3 is the space: words 1 | 2 for 1 | 2 2, one of two.
+
+    Without a space each target is a word; an empty one has none, and a word too many is an edit all the same.
+    """
     outputs = frames_of([1, 0, 1, 2, 0, 0], [0] * 6, [1, 3, 2, 0, 0, 0])
     targets = sequences([1, 2], [1, 2, 1], [1, 3, 2, 2])
     assert character_error(outputs, targets).tolist() == [0.5, 1, 0.25]
-    assert word_error(outputs, targets).tolist() == [1, 1, 1]
-    assert word_error(outputs, targets, space=3).tolist() == [1, 1, 0.5]
-    assert word_error(outputs, sequences([1, 1, 2], [], [1, 3, 2])).tolist() == [0, 0, 0]
+    assert word_edits(outputs, targets).tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert word_edits(outputs, targets, 3).tolist() == [[1, 1, 1], [1, 1, 2]]
+    assert word_edits(outputs, sequences([1, 1, 2], [], [1, 3, 2])).tolist() == [[0, 0, 0], [1, 0, 1]]
+    assert word_edits(outputs, sequences([2], [], [1]), 3).tolist() == [[1, 0, 1], [1, 0, 1]]
     assert (edit_distance("kitten", "sitting"), edit_distance("", "abc"), edit_distance("abc", "")) == (3, 3, 3)
+
+
+def distance(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """The edit distance by its definition: the last words are joined, or one of them is left out."""
+    if not one or not other:
+        return len(one) + len(other)
+    joined = distance(one[:-1], other[:-1]) + (one[-1] != other[-1])
+    return min(joined, distance(one[:-1], other) + 1, distance(one, other[:-1]) + 1)
+
+
+@pytest.mark.parametrize("space", [None, 2])
+def test_word_edits_are_those_of_all_ways_to_edit(space: int | None) -> None:
+    """Random frames and targets of three letters; also stacked, with targets that clients have in common or not."""
+    rng = np.random.default_rng(1)
+    outputs = torch.from_numpy(rng.random((4, 6, 12, 4)))
+    targets = torch.from_numpy(
+        np.where(np.arange(7) < rng.integers(0, 8, (4, 6, 1)), rng.integers(1, 4, (4, 6, 7)), -1)
+    )
+
+    def words(classes: list[int]) -> tuple[str, ...]:
+        text = "".join(" " if label == space else str(label) for label in classes)
+        return tuple(text.split())
+
+    expected = [
+        [[distance(words(d), words(t)) for d, t in pairs], [len(words(t)) for _, t in pairs]]
+        for pairs in (
+            list(zip(ctc_greedy(o), [[c for c in row if c >= 0] for row in t.tolist()], strict=True))
+            for o, t in zip(outputs, targets, strict=True)
+        )
+    ]
+    assert [word_edits(o, t, space).tolist() for o, t in zip(outputs, targets, strict=True)] == expected
+    stacked = torch.func.vmap(lambda o, t: word_edits(o, t, space))(outputs, targets)
+    assert stacked.tolist() == expected
+    common = torch.func.vmap(lambda o: word_edits(o, targets[0], space))(outputs)
+    assert common.tolist() == [word_edits(o, targets[0], space).tolist() for o in outputs]
 
 
 def test_ctc_under_vmap_and_grad() -> None:

@@ -326,8 +326,9 @@ def test_who_cannot_choose_is_no_evidence_for_the_others() -> None:
     )
 
     def among(values: Any, filler: float) -> Any:
-        kinds = {key: np.full(2, 0 if value.dtype.kind == "i" else filler) for key, value in vars(values).items()}
-        return type(values)(**{key: np.concatenate([kinds[key], value]) for key, value in vars(values).items()})
+        given = {key: value for key, value in vars(values).items() if value is not None}
+        kinds = {key: np.full(2, 0 if value.dtype.kind == "i" else filler) for key, value in given.items()}
+        return type(values)(**{key: np.concatenate([kinds[key], value]) for key, value in given.items()})
 
     whole = Scored(
         {key: among(part, 0.5 if key[0] in ("global", "personal") else np.nan) for key, part in free.scores.items()},

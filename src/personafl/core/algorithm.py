@@ -63,6 +63,7 @@ class Problem:
     local_net: Net | None = None
     split: Split | None = None
     correct: Loss = correct  # per sample: 1 right, 0 wrong
+    edits: Loss | None = None  # [2, samples]: wrong words and words, where targets are words
     bits: int | None = None  # of each weight of the client's own model, for methods that quantize; None: as they say
 
     @property

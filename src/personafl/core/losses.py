@@ -28,7 +28,7 @@ __all__ = [
     "ctc_greedy",
     "ctc_loss",
     "edit_distance",
-    "word_error",
+    "word_edits",
 ]
 
 BLANK = 0
@@ -155,11 +155,42 @@ def character_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return _error_rates(ctc_greedy(outputs), [_classes(row) for row in targets])
 
 
-def word_error(outputs: Tensor, targets: Tensor, space: int | None = None) -> Tensor:
-    """Return [batch] word error rates of the greedy decodings; `space` is the class between words, None: one word."""
-    return _error_rates(
-        [_words(row, space) for row in ctc_greedy(outputs)], [_words(_classes(row), space) for row in targets]
-    )
+def word_edits(outputs: Tensor, targets: Tensor, space: int | None = None) -> Tensor:
+    """Return [2, batch]: the word edits from the greedy decodings to the targets, and the targets' words.
+
+    `space` is the class between words; None: each is one word. Σ edits / Σ words is the word error rate.
+    """
+    edits: Tensor = _WordEdits.apply(_collapsed(outputs), targets, space)  # type: ignore[no-untyped-call]
+    return edits
+
+
+class _WordEdits(torch.autograd.Function):
+    """decoded, targets [batch, length] ↦ [2, batch]. The host compares words: hence a rule of its own for vmap."""
+
+    @staticmethod
+    def forward(decoded: Tensor, targets: Tensor, space: int | None) -> Tensor:
+        return _word_edits(decoded, targets, space)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Counts have no gradient."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], decoded: Tensor, targets: Tensor, space: int | None
+    ) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        said, meant = (
+            (rows.expand(clients, *rows.shape) if axis is None else rows.movedim(axis, 0)).flatten(0, 1)
+            for rows, axis in ((decoded, in_dims[0]), (targets, in_dims[1]))
+        )
+        return _word_edits(said, meant, space).reshape(2, clients, -1), 1
+
+
+def _word_edits(decoded: Tensor, targets: Tensor, space: int | None) -> Tensor:
+    found, wanted = ([_words(_classes(row), space) for row in rows.cpu()] for rows in (decoded, targets))
+    edits = [edit_distance(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
+    return torch.tensor([edits, [len(words) for words in wanted]], dtype=torch.float64, device=decoded.device)
 
 
 def edit_distance(one: Sequence[object], other: Sequence[object]) -> int:
@@ -194,11 +225,15 @@ def _words(classes: list[int], space: int | None) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned: the loss [batch] that is trained, and the score [batch] in [0, 1] that is reported."""
+    """What is learned: the loss [batch] that is trained, and the score [batch] in [0, 1] that is reported.
+
+    Where targets are words, `edits` also counts wrong words, given the class between words, if there is one.
+    """
 
     name: str
     loss: Callable[[Tensor, Tensor], Tensor]
     correct: Callable[[Tensor, Tensor], Tensor]
+    edits: Callable[..., Tensor] | None = None  # (outputs, targets, space) -> [2, batch]
 
 
 TASKS = {
@@ -206,6 +241,6 @@ TASKS = {
     for task in (
         Task("classification", cross_entropy, correct),  # outputs [batch, classes], targets [batch]
         Task("next-token", cross_entropy, correct),  # outputs [batch, length, classes], targets [batch, length]
-        Task("ctc", ctc_loss, ctc_correct),  # outputs [batch, frames, classes], targets [batch, length]
+        Task("ctc", ctc_loss, ctc_correct, word_edits),  # outputs [batch, frames, classes], targets [batch, length]
     )
 }

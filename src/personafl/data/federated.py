@@ -182,6 +182,10 @@ class FederatedData:
         """Return x and y of these rows, [*rows.shape, …], where they are computed with."""
         return copied(self.x, rows, self.device), copied(self.y, rows, self.device)
 
+    def label_number(self, name: str) -> int | None:
+        """Return the class that has a name; None: none has."""
+        return self.label_names.index(name) if name in self.label_names else None
+
     def rows(self, split: Split) -> Ragged:
         """Return the rows of a split by its name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]

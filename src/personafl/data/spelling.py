@@ -8,9 +8,10 @@ import torch
 from personafl.data.sources.dataset import Dataset
 from personafl.errors import BadInput
 
-__all__ = ["BLANK_NAME", "DIGITS", "spelled"]
+__all__ = ["BLANK_NAME", "DIGITS", "SPACE_NAME", "spelled"]
 
 BLANK_NAME = "blank"  # of CTC's class 0
+SPACE_NAME = "space"  # of the class between words
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -27,7 +28,7 @@ def spelled(dataset: Dataset) -> tuple[torch.Tensor, tuple[str, ...]]:
     table = np.full((len(names), max(map(len, names))), -1, dtype=np.int64)
     for row, name in zip(table, names, strict=True):
         row[: len(name)] = [number[character] for character in name]
-    return torch.from_numpy(table)[dataset.y], (BLANK_NAME, *("space" if c == " " else c for c in alphabet))
+    return torch.from_numpy(table)[dataset.y], (BLANK_NAME, *(SPACE_NAME if c == " " else c for c in alphabet))
 
 
 def _words(dataset: Dataset) -> tuple[str, ...]:

@@ -16,7 +16,10 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class Summary:
-    """Accuracy over clients: unweighted mean, mean weighted by samples, spread, quantiles, the worst decile's mean."""
+    """Accuracy over clients: unweighted mean, mean weighted by samples, spread, quantiles, the worst decile's mean.
+
+    Of word error rates the means, weighted by samples or not, where there are any.
+    """
 
     mean: float
     weighted: float
@@ -25,9 +28,11 @@ class Summary:
     quantiles: dict[str, float]
     loss: float
     clients: int
+    word_error: float | None = None
+    word_error_weighted: float | None = None
 
 
-def summarize(accuracy: Values, loss: Values, samples: NDArray[np.int64]) -> Summary:
+def summarize(accuracy: Values, loss: Values, samples: NDArray[np.int64], word_error: Values | None = None) -> Summary:
     """Summarise clients that have samples; all is NaN when none has. std is that of the population of clients.
 
     The worst decile are the worst ⌈n/10⌉ of n clients.
@@ -46,6 +51,8 @@ def summarize(accuracy: Values, loss: Values, samples: NDArray[np.int64]) -> Sum
         quantiles={f"{q:.2f}": float(np.quantile(accuracy, q)) for q in QUANTILES},
         loss=float(loss.mean()),
         clients=len(accuracy),
+        word_error=None if word_error is None else float(word_error[has].mean()),
+        word_error_weighted=None if word_error is None else float(np.average(word_error[has], weights=samples)),
     )
 
 

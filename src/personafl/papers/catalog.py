@@ -22,11 +22,21 @@ FOLDER = Path(__file__).parent
 PAPERS = ("fedalt", "fedslr", "quped", "fedbcd")
 
 Measure = Literal[
-    "accuracy", "weighted", "hurt", "parameters", "gigabytes", "last-megabytes", "learning", "time-to", "time"
+    "accuracy",
+    "weighted",
+    "word-errors",
+    "hurt",
+    "parameters",
+    "gigabytes",
+    "last-megabytes",
+    "learning",
+    "time-to",
+    "time",
 ]
 MEASURES: dict[Measure, str] = {
     "accuracy": "accuracy in %, mean over clients",
     "weighted": "accuracy in %, clients weighted by their test samples",
+    "word-errors": "word error rate in %, clients weighted by their test samples",
     "hurt": "% of clients that are worse off than with the global model",
     "parameters": "millions of parameters",
     "gigabytes": "GB sent in all, up and down",

@@ -126,7 +126,7 @@ def _grain(measure: Measure, run: Result) -> float:
     """Return in points what one test sample (of the share that is hurt: one client) of the seen clients is worth."""
     whose = zip(run.columns.get("clients", []), run.columns.get("test", []), strict=True)
     tests = [samples for group, samples in whose if group == "seen"]
-    if not tests or measure not in ("accuracy", "weighted", "learning", "hurt"):
+    if not tests or measure not in ("accuracy", "weighted", "word-errors", "learning", "hurt"):
         return 0.0
     return 100 / (len(tests) if measure == "hurt" else sum(tests))
 
@@ -159,6 +159,7 @@ def _of_result(row: Row, measure: Measure, run: Result) -> float | None:
 _READ: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "accuracy": lambda row: 100 * float(row["accuracy"]),
     "weighted": lambda row: 100 * float(row["accuracy_weighted"]),
+    "word-errors": lambda row: 100 * float(row["word_error_weighted"]) if "word_error_weighted" in row else None,
     "hurt": lambda row: None if row["share_hurt"] is None else 100 * float(row["share_hurt"]),
     "parameters": lambda row: float(row["parameters"]) / 1e6,
     "gigabytes": lambda row: float(row["bytes_up"] + row["bytes_down"]) / 1e9,

@@ -15,6 +15,7 @@ __all__ = [
     "Line",
     "amount",
     "groups",
+    "has_words",
     "heading",
     "last_models",
     "legend",
@@ -78,7 +79,8 @@ def titles(rows: Sequence[Row]) -> list[str]:
     models = models_of(rows)
     hurt = [] if not _any_hurt(rows) else ["hurt", "hurt\nafter"] if "chosen" in models else ["hurt"]
     timed = ["virtual\ntime"] if _timed(rows) else []
-    return ["method", *models, "worst\n10%", *hurt, "MB\nup", "MB\ndown", *timed, "sec"]
+    spoken = ["WER"] if has_words(rows) else []
+    return ["method", *models, "worst\n10%", *spoken, *hurt, "MB\nup", "MB\ndown", *timed, "sec"]
 
 
 def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
@@ -93,6 +95,7 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             name,
             *(percent(own[name, m], "accuracy", joint) for m in models),
             percent(last, "worst_decile", joint),
+            *([percent(last, "word_error", joint)] if has_words(rows) else []),
             *([percent(last, "share_hurt", joint)] if hurt else []),
             *([percent(own[name, "chosen"], "share_hurt", joint)] if hurt and "chosen" in models else []),
             *(amount(mean(last, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
@@ -122,6 +125,8 @@ def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
         found.append(("chosen", "global, personal or between, by the validation data of the client and of all clients"))
     about = " (with the last personal model, if any)" if {"global", "personal"} <= models else ""
     found.append(("worst 10%", f"mean accuracy of the worst decile of clients{about}"))
+    if has_words(rows):
+        found.append(("WER", f"word error rate in %: edits of whole words per word{about}"))
     if _any_hurt(rows):
         after = "; after: with the chosen model" if "chosen" in models else ""
         found.append(("hurt", f"% of clients whose personal model is worse than the global one{after}"))
@@ -137,7 +142,7 @@ def mean(rows: Sequence[Row], key: str, otherwise: float) -> float:
 
 def percent(rows: Sequence[Row], key: str, joint: str | None = None) -> str:
     """Return the mean in %; with a joint also the standard deviation over seeds."""
-    values = [100 * row[key] for row in rows if row[key] is not None]
+    values = [100 * row[key] for row in rows if row.get(key) is not None]
     if not values:
         return "–"
     spread = f"{joint}{statistics.stdev(values):.1f}" if joint and len(values) > 1 else ""
@@ -147,6 +152,11 @@ def percent(rows: Sequence[Row], key: str, joint: str | None = None) -> str:
 def amount(value: float) -> str:
     """Return three digits or so."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def has_words(rows: Sequence[Row]) -> bool:
+    """Say whether targets are words, so that there are word error rates."""
+    return any("word_error" in row for row in rows)
 
 
 def _any_hurt(rows: Sequence[Row]) -> bool:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.evaluate.choice import choose, evidence_of
-from personafl.evaluate.score import Scores
-from personafl.evaluate.summary import hurt, summarize
+from personafl.evaluate.score import Scores, picked
+from personafl.evaluate.summary import Summary, hurt, summarize
 from personafl.runs.devices import device_names
 from personafl.runs.files import read_json
 from personafl.runs.recipe import Recipe
@@ -108,7 +108,7 @@ def make_result(
     rows = []
     for clients, scores_of in groups.items():
         for (model, split), scores in sorted(scores_of.items()):
-            summary = summarize(scores.accuracy, scores.loss, scores.samples)
+            summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.word_error)
             if not summary.clients:
                 continue
             size = sizes[clients]["personal" if model == "chosen" else model]  # a blend takes as much room
@@ -138,10 +138,15 @@ def make_result(
                     "bytes_stored": size.bytes,
                     "seconds": totals.seconds,
                     **({} if totals.time is None else {"time": totals.time}),
+                    **({} if summary.word_error is None else _word_errors(summary)),
                 }
             )
     columns = _in_order(_columns(recipe, federation, groups), CLIENT)
     return Result(path, [_in_order(row, ROW) for row in rows], columns, _peak_memory())
+
+
+def _word_errors(summary: Summary) -> dict[str, float | None]:
+    return {"word_error": summary.word_error, "word_error_weighted": summary.word_error_weighted}
 
 
 def _in_order(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
@@ -158,13 +163,7 @@ def _with_choice(scored: Scored, caution: float) -> dict[tuple[str, str], Scores
     names, picks = chosen(scored, caution)
     if not names:
         return kept
-    options = [scored.scores[name, "test"] for name in names]
-    everyone = np.arange(len(picks))
-    kept["chosen", "test"] = Scores(
-        np.stack([scores.accuracy for scores in options])[picks, everyone],
-        np.stack([scores.loss for scores in options])[picks, everyone],
-        options[0].samples,
-    )
+    kept["chosen", "test"] = picked([scored.scores[name, "test"] for name in names], picks)
     return kept
 
 
@@ -206,7 +205,7 @@ def _columns(recipe: Recipe, federation: Federation, groups: Groups) -> dict[str
         columns["server"] = federation.cloud.topology.home[order].tolist()
     places = {"seen": slice(0, len(data.seen)), "unseen": slice(len(data.seen), len(order))}
     for clients, (model, split), scores in ((c, key, s) for c, part in groups.items() for key, s in part.items()):
-        for measure, values in (("accuracy", scores.accuracy), ("loss", scores.loss)):
+        for measure, values in scores.measures().items():
             column = columns.setdefault(f"{model}_{split}_{measure}", [None] * len(order))
             column[places[clients]] = [float(value) if math.isfinite(value) else None for value in values]
     return columns

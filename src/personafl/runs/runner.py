@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import platform
@@ -30,6 +31,7 @@ from personafl.core.tree import Params
 from personafl.data.describe import sketch
 from personafl.data.federated import FederatedData
 from personafl.data.inputs import as_seen
+from personafl.data.spelling import SPACE_NAME
 from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.evaluate.summary import summarize
 from personafl.models import default_model, make_net_and_split
@@ -181,7 +183,8 @@ def prepare(
         if section.personal is None and str(error).startswith("model.personal:"):
             raise BadInput(f"{error} ({algorithm.personal!r} is the default of {algorithm.name})") from error
         raise
-    shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct)
+    edits = None if task.edits is None else functools.partial(task.edits, space=data.label_number(SPACE_NAME))
+    shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct, edits=edits)
     problems = _per_device(recipe, shared, data, named=model is None, device=device, dtype=dtype)
     start = net.init(rng.generator(recipe.seed, "start"))
     if recipe.start is not None:
@@ -458,12 +461,12 @@ def _record_scores(progress: _Run, job: Job, done: Round) -> float:
     when = _when(done.number, done.time)
     for clients, scored in _score(progress, job, False).items():
         for (model, split), scores in sorted(scored.scores.items()):
-            summary = summarize(scores.accuracy, scores.loss, scores.samples)
+            summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.word_error)
             progress.record(
                 {
                     "event": "score",
                     **when,
-                    **vars(summary),
+                    **{key: value for key, value in vars(summary).items() if value is not None},
                     "count": summary.clients,
                     "clients": clients,
                     "model": model,

@@ -212,6 +212,8 @@ def _in_order(clients: Clients, pieces: list[tuple[Clients, T]]) -> T:
     kind = type(pieces[0][1])
     columns = {}
     for field in dataclasses.fields(kind):
+        if getattr(pieces[0][1], field.name) is None:
+            continue
         values = np.concatenate([getattr(part, field.name) for _, part in pieces])
         columns[field.name] = np.full(len(clients), np.nan if values.dtype.kind == "f" else 0, dtype=values.dtype)
         columns[field.name][rows] = values
