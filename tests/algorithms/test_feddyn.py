@@ -38,6 +38,38 @@ def test_rounds_by_hand(problem: LeastSquares, cohort: int, weights: str) -> Non
     np.testing.assert_allclose(shared(simulation), w, atol=1e-11)
 
 
+def unsquared(problem: LeastSquares, rounds: int) -> np.ndarray:
+    """FedDyn with the gradient (α/2)(w − w_t)/‖w − w_t‖ of an unsquared penalty, and plain means."""
+    w, gamma = problem.start, [np.zeros(4) for _ in range(3)]
+    for _ in range(rounds):
+        ends = []
+        for i in range(3):
+            end = w
+            for _ in range(STEPS):
+                away = end - w
+                pull = PULL / 2 * away / max(float(np.linalg.norm(away)), 1e-300)
+                end = end - LR * (problem.gradient(i, end) - gamma[i] + pull)
+            gamma[i] = gamma[i] - PULL * (end - w)
+            ends.append(end)
+        w = np.mean(ends, axis=0) - np.mean(gamma, axis=0) / PULL
+    return w
+
+
+def test_plain_means_are_those_of_another_implementation(problem: LeastSquares) -> None:
+    """Where PFLlib's FedDyn (d832e76) came after five rounds, with its penalty α/2·‖w − w_t‖ squared as the paper's is.
+
+    As it stands, unsquared, it came elsewhere, and does not end at the optimum.
+    """
+    squared = [-0.3274968684114536, 0.5132639725688743, -0.18959159596181108, -0.34031770144657825]
+    as_it_stands = [-0.3187341532136705, 0.5335347594887769, -0.1803312458487364, -0.32232683133381745]
+    ours = shared(problem.simulate(METHODS["feddyn"].build(TRAINING, pull=PULL), 5, weights="uniform"))
+    np.testing.assert_allclose(ours, squared, atol=1e-12)
+    np.testing.assert_allclose(unsquared(problem, 5), as_it_stands, atol=1e-12)
+    left = sum(problem.hessian(i) for i in range(3))
+    optimum = np.linalg.solve(left, sum(problem.x[i].T @ problem.y[i] / len(problem.y[i]) for i in range(3)))
+    assert np.abs(unsquared(problem, 400) - optimum).max() == pytest.approx(0.169, abs=1e-3)
+
+
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
 @pytest.mark.parametrize("cohort", [3, 2])
 def test_it_reaches_the_optimum_where_fedavg_stalls(problem: LeastSquares, cohort: int, weights: str) -> None:

@@ -69,6 +69,15 @@ def test_two_rounds_by_hand(problem: LeastSquares, weights: str) -> None:
         np.testing.assert_allclose(own_control(simulation, i), own[i], atol=1e-12)
 
 
+def test_plain_means_are_those_of_another_implementation(problem: LeastSquares) -> None:
+    """PFLlib's own SCAFFOLD (d832e76) came here after five rounds of three steps; by examples ours goes elsewhere."""
+    theirs = [-0.8415019016802909, -0.37978530540936123, -0.7785550300520733, 0.3889030871066915]
+    algorithm = scaffold(Training(work=Steps(steps=STEPS, batch=None), optimizer=Sgd(lr=LR)))
+    np.testing.assert_allclose(model(problem.simulate(algorithm, 5, weights="uniform")), theirs, atol=1e-12)
+    by_examples = model(problem.simulate(algorithm, 5, weights="examples"))
+    assert np.abs(by_examples - theirs).max() == pytest.approx(0.1737, abs=1e-3)
+
+
 def test_the_first_round_is_fedavg(problem: LeastSquares) -> None:
     """With c = c_i = 0 nothing is corrected: to the bit, by minibatches, with clipping and decay; later on it is."""
     training = Training(work=Steps(epochs=2, batch=2), optimizer=Sgd(lr=LR, weight_decay=0.1, clip=0.5))
