@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from personafl.papers import papers
+from personafl.papers import papers, presets
 from personafl.papers.catalog import MEASURES, Paper, Table
+from personafl.papers.preset import SIZES
 
 HEAD = """# Presets of `personafl reproduce`
 
@@ -24,14 +25,16 @@ def _entry(paper: Paper, name: str, table: Table) -> str:
     parts = [f"### `{paper.key}/{name}`", f"{table.title}: {table.where}."]
     if table.setting is None:
         return "\n\n".join([*parts, f"Not made by runs. Instead: {table.instead}."])
-    setting = paper.settings[table.setting]
     if any(row.paper is not None for row in table.rows):
-        cells = [f"| {row.name} | {_number(row.paper, row.std)} | {MEASURES[row.measure or table.measure]} |" for row in table.rows]
+        cells = [
+            f"| {row.name} | {_number(row.paper, row.std)} | {MEASURES[row.measure or table.measure]} |"
+            for row in table.rows
+        ]
         parts.append("| | paper | measure |\n|---|---:|---|\n" + "\n".join(cells))
     parts.append("Claims: " + "; ".join(table.claims) + ".")
-    for size in ("small", "paper"):
-        at = setting.at(size)
-        parts.append(f"`--size {size}` (data: `{at.dataset}`) differs: {at.differs}.")
+    for size in SIZES:
+        (preset,) = presets(paper, [name], size)
+        parts.append(f"`--size {size}` (data: `{preset.setting.at(size).dataset}`) differs: {preset.differs}.")
     return "\n\n".join(parts)
 
 

@@ -13,7 +13,8 @@ from personafl.cli import Json, Quiet, _displayed, _listed, app, err, out
 from personafl.errors import BadInput, Diverged
 
 if TYPE_CHECKING:
-    from personafl.papers.preset import Preset
+    from personafl.papers.check import Checked
+    from personafl.papers.preset import Preset, SizeName
     from personafl.papers.show import Shown
     from personafl.runs.recipe import Recipe
 
@@ -33,9 +34,12 @@ def reproduce(
         ),
     ] = None,
     size: Annotated[
-        Literal["small", "paper"],
-        typer.Option(metavar="SIZE", help="small: minutes on 2 cores; paper: the paper's setting."),
-    ] = "small",
+        Literal["small", "paper"] | None,
+        typer.Option(
+            metavar="SIZE",
+            help="small: minutes on 2 cores; paper: the paper's setting. If not given, small; of a check, both.",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--dataset-dir", metavar="DIR", help="Folder with the data sets that it needs.")
     ] = None,
@@ -49,6 +53,15 @@ def reproduce(
         list[Path] | None,
         typer.Option("--from", metavar="DIR", help="Run nothing: judge the finished runs there; may be repeated."),
     ] = None,
+    checking: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            metavar="",
+            help="Run nothing: deal the data that are there, build every network, and print each setting beside the "
+            "paper's; fails on a preset that cannot start, or differs from the paper without saying so.",
+        ),
+    ] = False,
     out_path: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up.")
     ] = None,
@@ -65,6 +78,9 @@ def reproduce(
     changes = [word for word in words or [] if "=" in word]
     if len(names) > 1:
         raise BadInput(f"{names[1]!r}: only one PAPER or PAPER/TABLE can be given; changes are written key.sub=value")
+    if checking:
+        _check(names, size, folder, _paths(dataset), form)
+        return
     if sources:
         _print(_judged(sources, names[0] if names else None), form)
         return
@@ -75,10 +91,35 @@ def reproduce(
     for name in tables:
         if (instead := paper.tables[name].instead) is not None:
             err.print(f"{paper.key}/{name}: not made by runs; instead: {instead}", soft_wrap=True, markup=False)
-    chosen = presets(paper, tables, size)
+    chosen = presets(paper, tables, size or "small")
     given, numbers = _paths(dataset), _numbers(seeds)
     recipes = [preset.recipe(folder, given, changes, numbers) for preset in chosen]  # checked before any of them runs
     _run(list(zip(chosen, recipes, strict=True)), out_path, form, quiet)
+
+
+def _check(names: list[str], size: SizeName | None, folder: Path | None, given: dict[str, Path], form: Form) -> None:
+    """Check presets and print what was found; fail if one is not in order."""
+    from personafl.papers import check
+    from personafl.papers.catalog import find, papers
+    from personafl.papers.preset import SIZES, presets
+
+    found: list[Checked] = []
+    for paper, tables in [find(name) for name in names or papers()]:
+        for one in [size] if size else SIZES:
+            own = {key: path for key, path in given.items() if key in paper.datasets}
+            found += [check.check(preset, folder, own) for preset in presets(paper, tables, one)]
+    if form == "json":
+        print(json.dumps([one.to_json() for one in found], allow_nan=False))
+    elif form == "markdown":
+        print(check.markdown(found), end="")
+    else:
+        for part in check.rendered(found):
+            out.print(part)
+    wrong = [one for one in found if one.problems]
+    if wrong:
+        raise BadInput(
+            f"{len(wrong)} of {len(found)} presets are not in order: {wrong[0].preset.name}: {wrong[0].problems[0]}"
+        )
 
 
 def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: Form, quiet: bool) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = ["checked", "describe", "explain", "short_form"]
+__all__ = ["checked", "defaults", "describe", "explain", "short_form"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -83,6 +83,15 @@ def reason(error: Exception) -> str:
 def describe(build: Callable[..., Any]) -> str:
     """Return the keyword-only options of `build` with their defaults, as a recipe would write them."""
     return ", ".join(p.name if p.default is None else f"{p.name}={_toml(p.default)}" for p in _options(build))
+
+
+def defaults(build: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only options of `build` with their defaults, dataclasses as tables of their fields."""
+    return {p.name: _table(p.default) for p in _options(build) if p.default is not inspect.Parameter.empty}
+
+
+def _table(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _options(build: Callable[..., Any]) -> list[inspect.Parameter]:

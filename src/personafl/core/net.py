@@ -64,7 +64,7 @@ class Net:
         """Return start parameters: drawn anew from the generator, or the weights of the module that was given."""
         if self._make is None:
             return {name: value.clone() for name, value in self._start.items()}
-        fresh = _made(self._make, int(torch.randint(2**62, (), generator=generator)))
+        fresh = _made(self._make, int(torch.randint(2**62, (), generator=generator, device=generator.device)))
         return {name: value.detach() for name, value in fresh.named_parameters() if name in self.shapes}
 
     def apply(self, params: Params, x: Tensor, real: Tensor | None = None, key: Tensor | None = None) -> Tensor:

@@ -1,26 +1,45 @@
 """What the files of this folder say: a paper's tables with their printed numbers, its settings and its claims.
 
-PAPER.toml          [datasets.KEY], [settings.NAME] and [tables.NAME] of a paper
-recipes/NAME.toml   the recipes that settings start from
+PAPER.toml           [datasets.KEY], [[differs]], [settings.NAME] and [tables.NAME] of a paper
+printed/PAPER.toml   [[printed]]: the settings that the paper itself names
+recipes/NAME.toml    the recipes that settings start from
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = ["MEASURES", "Claim", "Dataset", "Measure", "Paper", "Row", "Setting", "Size", "Table", "find", "papers"]
+__all__ = [
+    "MEASURES",
+    "Claim",
+    "Dataset",
+    "Differs",
+    "Measure",
+    "Paper",
+    "Printed",
+    "Row",
+    "Setting",
+    "Size",
+    "SizeName",
+    "Table",
+    "Value",
+    "find",
+    "papers",
+]
 
 FOLDER = Path(__file__).parent
 PAPERS = ("fedalt", "fedslr", "quped", "fedbcd")
 
+SizeName = Literal["small", "paper"]
 Measure = Literal[
     "accuracy",
     "weighted",
@@ -57,6 +76,10 @@ class Dataset(_Entry):
     comes_from: str
     contains: str  # what the file or folder must have
     files: tuple[str, ...]  # patterns looked for in a folder of data sets, the first that is there
+    samples: int | None = None  # of the whole data set; None: that is not fixed
+    shape: tuple[int, ...] = ()  # of an input; (): a text of as many tokens as the recipe says
+    classes: int | None = None  # None: as many as tokens are told apart
+    task: Literal["classification", "next-token", "ctc"] = "classification"
 
 
 class Size(_Entry):
@@ -66,7 +89,6 @@ class Size(_Entry):
     changes: tuple[str, ...] = ()  # key.sub=value, as on the command line
     # Of all runs of the setting: small as on 2 cores, measured or scaled; paper by multiply-adds, at 10 TFLOP/s.
     hours: Annotated[float, Field(gt=0)]
-    differs: str  # from the paper
 
 
 class Setting(_Entry):
@@ -77,9 +99,61 @@ class Setting(_Entry):
     small: Size
     paper: Size
 
-    def at(self, size: Literal["small", "paper"]) -> Size:
+    def at(self, size: SizeName) -> Size:
         """Return it at a size."""
         return self.small if size == "small" else self.paper
+
+
+class _Group(_Entry):
+    """Something about keys of some settings' recipes, in some of their runs."""
+
+    settings: tuple[str, ...] = ()  # names; none: all
+    runs: tuple[str, ...] = ()  # patterns of methods and variants, as *-2bit; none: all
+
+    def of_setting(self, name: str) -> bool:
+        """Say whether it is about a setting."""
+        return not self.settings or name in self.settings
+
+    def of_run(self, name: str) -> bool:
+        """Say whether it is about a method or variant."""
+        return not self.runs or any(fnmatchcase(name, pattern) for pattern in self.runs)
+
+
+class Differs(_Group):
+    """What a setting has otherwise than the paper, or where the paper leaves it open: why, by key of the recipe.
+
+    A key stands for all below it: `data` for `data.test`.
+    """
+
+    sizes: tuple[SizeName, ...] = ("small", "paper")
+    why: dict[str, str]
+
+
+class Value(_Entry):
+    """What a paper prints for a key: `value` in the recipe's unit, `text` as it stands there, and how one is the other.
+
+    Without a value it is something that recipes have no key for.
+    """
+
+    value: Any = None
+    text: str | None = None
+    how: str | None = None
+    within: float = 0.0  # how far ours may be away, where the paper rounds
+
+
+class Printed(_Group):
+    """Settings that a paper names in one place."""
+
+    where: str
+    values: dict[str, Value]
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _plain_values(cls, values: Any) -> Any:
+        """Let a value that needs no explanation stand alone."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value if isinstance(value, dict) else {"value": value} for key, value in values.items()}
 
 
 class Row(_Entry):
@@ -160,15 +234,27 @@ class Paper(_Entry):
     key: str
     cite: str
     datasets: dict[str, Dataset]
+    differs: tuple[Differs, ...]
+    printed: tuple[Printed, ...]
     settings: dict[str, Setting]
     tables: dict[str, Table]
+
+    def differing(self, setting: str, size: SizeName) -> list[Differs]:
+        """Return what a setting at a size has otherwise than the paper."""
+        return [group for group in self.differs if group.of_setting(setting) and size in group.sizes]
 
 
 @cache
 def papers() -> dict[str, Paper]:
     """Return all papers by their keys."""
-    texts = {key: (FOLDER / f"{key}.toml").read_text(encoding="utf-8") for key in PAPERS}
-    return {key: Paper.model_validate({"key": key, **tomllib.loads(text)}) for key, text in texts.items()}
+    return {
+        key: Paper.model_validate({"key": key, **_read(f"{key}.toml"), **_read(f"printed/{key}.toml")})
+        for key in PAPERS
+    }
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 def find(name: str) -> tuple[Paper, list[str]]:

@@ -46,7 +46,7 @@ def tables_of_preset(path: Path, preset: Preset | None = None) -> tuple[list[Sho
     runs, unfinished = finished([path])
     asked = set(recipe.compare.methods)
     names = [name for name, table in (preset or made).tables.items() if asked.issuperset(table.runs)]
-    differs = made.setting.at(made.size).differs + _changed(made, recipe, path)
+    differs = made.differs + _changed(made, recipe, path)
     size = "" if made.size == "small" else f" --size {made.size} --dataset-dir DIR"
     return [
         Shown.of(made.paper, name, runs, ran(recipe), differs, f"{_command(made, name)}{size}") for name in names

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from personafl.errors import BadInput, did_you_mean
-from personafl.papers.catalog import FOLDER, Dataset, Paper, Setting, Table, papers
+from personafl.papers.catalog import FOLDER, Dataset, Paper, Setting, SizeName, Table, papers
 from personafl.runs.recipe import Recipe
 from personafl.runs.values import apply_overrides, put, read_toml
 
-__all__ = ["SIZES", "Preset", "SizeName", "named_by", "presets"]
+__all__ = ["SIZES", "Preset", "SizeName", "named_by", "presets", "tables_of_setting"]
 
-SizeName = Literal["small", "paper"]
 SIZES: tuple[SizeName, ...] = ("small", "paper")
 
 
@@ -47,6 +46,13 @@ class Preset:
         """About how long it takes: the setting's time, by the number of methods."""
         return self.setting.at(self.size).hours * len(self.runs) / len(_all_runs(self.paper, self.setting_name))
 
+    @property
+    def differs(self) -> str:
+        """What it has otherwise than the paper, in a sentence."""
+        groups = self.paper.differing(self.setting_name, self.size)
+        reasons = [why for group in groups if any(map(group.of_run, self.runs)) for why in group.why.values()]
+        return "; ".join(dict.fromkeys(reasons)) or "nothing"
+
     def recipe(
         self,
         folder: Path | None = None,
@@ -55,17 +61,24 @@ class Preset:
         seeds: Sequence[int] | None = None,
     ) -> Recipe:
         """Return the recipe; data come from `given` (by key) or from a folder of data sets."""
-        at = self.setting.at(self.size)
-        values = read_toml(FOLDER / "recipes" / f"{self.setting.recipe}.toml")
-        values = apply_overrides(values, [*self.setting.changes, *at.changes])
-        values["name"] = self.name
-        put(values, "data.source", str(self._source(at.dataset, folder, given or {})))
-        put(values, "compare.methods", list(self.runs))
+        values = self.values()
+        put(values, "data.source", str(self.source(folder, given)))
         if seeds is not None:
             put(values, "compare.seeds", list(seeds))
         return Recipe.parse(apply_overrides(values, changes), self.name).narrowed(None, None)
 
-    def _source(self, key: str, folder: Path | None, given: Mapping[str, Path]) -> str | Path:
+    def values(self) -> dict[str, Any]:
+        """Return what the recipe says, without defaults and without where the data are."""
+        values = read_toml(FOLDER / "recipes" / f"{self.setting.recipe}.toml")
+        values = apply_overrides(values, [*self.setting.changes, *self.setting.at(self.size).changes])
+        values["name"] = self.name
+        put(values, "data.source", self.setting.at(self.size).dataset)
+        put(values, "compare.methods", list(self.runs))
+        return values
+
+    def source(self, folder: Path | None = None, given: Mapping[str, Path] | None = None) -> str | Path:
+        """Return where the data are, or fail and say where they come from."""
+        key, given = self.setting.at(self.size).dataset, given or {}
         if unknown := [name for name in given if name not in self.paper.datasets]:
             raise BadInput(f"--dataset {unknown[0]}: {did_you_mean(unknown[0], self.paper.datasets)}")
         if key in given:
@@ -102,8 +115,13 @@ def named_by(recipe: Recipe) -> Preset | None:
     return None
 
 
+def tables_of_setting(paper: Paper, setting: str) -> dict[str, Table]:
+    """Return the tables that are read from a setting's runs, by name."""
+    return {name: table for name, table in paper.tables.items() if table.setting == setting}
+
+
 def _all_runs(paper: Paper, setting: str) -> set[str]:
-    return {run for table in paper.tables.values() if table.setting == setting for run in table.runs}
+    return {run for table in tables_of_setting(paper, setting).values() for run in table.runs}
 
 
 def _found(needed: Dataset, folder: Path) -> Path | None:

@@ -27,6 +27,8 @@ from personafl.algorithms.uplink import compressed
 from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.losses import TASKS
+from personafl.core.net import Net
+from personafl.core.split import Split
 from personafl.core.tree import Params
 from personafl.data.describe import sketch
 from personafl.data.federated import FederatedData
@@ -138,10 +140,12 @@ def prepare(
     model: nn.Module | None = None,
     algorithm: Algorithm | None = None,
     profiles: NDArray[np.int64] | None = None,
+    make: Callable[..., tuple[Net, Split | None]] = make_net_and_split,
 ) -> Job:
     """Check a recipe against its data and build what the run needs; objects given here replace the recipe's.
 
-    `profiles` are the kinds of devices, [clients], where they are known and need not be dealt.
+    `profiles` are the kinds of devices, [clients], where they are known and need not be dealt. `make` makes the network
+    and its split; who prepares many runs need not have each network made again.
     """
     objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
     algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)  # first: it is quick to fail
@@ -170,7 +174,7 @@ def prepare(
     name = default_model(data) if recipe.model.name == "auto" else recipe.model.name
     section, task = recipe.model, TASKS[data.task]
     try:
-        net, split = make_net_and_split(
+        net, split = make(
             model or name,
             section.model_extra or {},
             data,
