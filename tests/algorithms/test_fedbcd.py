@@ -115,6 +115,43 @@ def test_two_rounds_of_fedbcdi_by_hand(problem: LeastSquares, box: float, acts: 
     assert touched is acts
 
 
+@pytest.mark.parametrize("cohort", [3, 2])
+def test_penalties_of_the_devices_own_by_hand(problem: LeastSquares, cohort: int) -> None:
+    """γ_i = 0.3, 1, 0.3: penalties, pulls, and the mean of x_i weighted by n_i γ_i.
+
+    FedBCD's mean is over all devices, of which those that never came are at x⁽⁰⁾; FedBCD-I's over the active ones.
+    """
+    gammas = np.array([0.3, 1.0, 0.3])
+    for name, everyone in (("fedbcd", True), ("fedbcdi", False)):
+        simulation = problem.simulate(METHODS[name].build(FULL, momentum=ZETA, box=50.0), 0)
+        (known,) = simulation.federation.problems
+        changes = {
+            "problems": tuple(dataclasses.replace(known, penalty=gamma) for gamma in (0.3, 1.0)),
+            "problem_of": np.array([0, 1, 0]),
+            "engines": (Engine("stacked", 8), Engine("sequential", 8)),
+            "cohort": cohort,
+        }
+        simulation = problem.simulate(simulation.federation.algorithm, 3, **changes)
+        z, x, previous = problem.start, [problem.start] * 3, [problem.start] * 3
+        for number in range(3):
+            active = draw_cohort(np.arange(3), cohort, "exact", 0, number)
+            for i in active:
+                penalty = gammas[i] if everyone else 0.0
+                x[i], previous[i] = Device(problem, i, 50.0, penalty, z).steps(x[i], previous[i])
+                if not everyone:
+                    last = x[i] - previous[i]
+                    for _ in range(K):
+                        x[i] = x[i] - gammas[i] * (x[i] - z)
+                    previous[i] = x[i] - last
+            counted = np.arange(3) if everyone else active
+            weights = (problem.weights * gammas)[counted]
+            target = sum(p * x[i] for p, i in zip(weights, counted, strict=True)) / weights.sum()
+            z = z - STEP * (z - target)
+        for i in CLIENTS:
+            np.testing.assert_allclose(personal(simulation, i), x[i], atol=1e-12)
+        np.testing.assert_allclose(shared(simulation), z, atol=1e-12)
+
+
 def test_targets_under_partial_participation(problem: LeastSquares) -> None:
     """FedBCD's is the mean of everyone's last known x_i, x⁽⁰⁾ of those that never came; FedBCD-I's the cohort's."""
     for name, everyone in (("fedbcd", True), ("fedbcdi", False)):

@@ -29,6 +29,7 @@ from personafl.deploy.rounds import Rounds
 from personafl.deploy.tiers import fingerprint, sum_like
 from personafl.errors import BadInput
 from personafl.runs.cloud import without_own
+from personafl.runs.devices import DeviceSection
 from personafl.runs.recipe import Recipe
 
 DRIVER = Path(__file__).with_name("clouds.py")
@@ -248,6 +249,13 @@ def test_what_a_cloud_of_processes_does_not_do_is_refused_at_once(
 ) -> None:
     with pytest.raises(BadInput, match=message):
         Coordination(cloud_recipe("fedbcd", cloud=change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cloud_of_processes_refuses_penalties_of_the_devices_own(tmp_path: Path) -> None:
+    recipe = cloud_recipe("fedbcd").model_copy(update={"devices": (DeviceSection(share=1, penalty=0.5),)})
+    with pytest.raises(BadInput, match=r"^devices\[0\]\.penalty: is for the simulator and for one server"):
+        Coordination(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

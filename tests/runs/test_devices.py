@@ -192,6 +192,19 @@ def test_bits_reach_the_problem() -> None:
     assert [problem.bits for problem in fed.problems] == [1, 8]
 
 
+def test_penalties_reach_the_problem_and_the_weights() -> None:
+    """Uploads count n_i γ_i, or γ_i where all count alike; the population is the sum over who takes part."""
+    devices = {"share": 0.25, "penalty": 0.2}, {"share": 0.75, "penalty": 1.0}
+    for weights in ("examples", "uniform"):
+        values = recipe(*devices, federation={"weights": weights}) | {"method": {"name": "fedbcdi"}}
+        fed = prepare(Recipe.parse(values)).federation
+        assert [problem.penalty for problem in fed.problems] == [0.2, 1.0]
+        samples = fed.data.train.sizes if weights == "examples" else np.ones(fed.data.clients)
+        expected = samples * np.array([0.2, 1.0])[fed.problem_of]
+        assert fed.weights_of(fed.data.seen).tolist() == expected[fed.data.seen].tolist()
+        assert fed.population == pytest.approx(expected[fed.data.seen].sum())
+
+
 def test_methods_that_allow_it_say_so() -> None:
     assert METHODS["local"].build(Training()).own_networks
     assert not METHODS["local"].build(Training()).uses_bits
@@ -426,6 +439,8 @@ RECIPES: list[tuple[list[Any], str]] = [
     ([{"share": 1.5}], r"^devices\[0\]\.share: input should be less than or equal to 1 \(given: 1\.5\)$"),
     ([WHOLE | {"bits": 0}], r"^devices\[0\]\.bits: input should be greater than or equal to 1 \(given: 0\)$"),
     ([HALF, HALF | {"bits": 9}], r"^devices\[1\]\.bits: input should be less than or equal to 8 \(given: 9\)$"),
+    ([WHOLE | {"penalty": 0}], r"^devices\[0\]\.penalty: input should be greater than 0 \(given: 0\)$"),
+    ([HALF | {"penalty": 1}, HALF], r"^devices\[1\]\.penalty: uploads are weighted by it .*; give it to all, or none$"),
     ([WHOLE | {"bit": 2}], r"^devices\[0\]\.bit: unknown key; did you mean 'bits'\?$"),
     ([HALF, {"clients": ["1"]}], r"^devices\[1\]: devices\[0\] has a share, and shares go with shares only; "),
     ([{"max_samples": 3}, WHOLE], r"^devices\[0\]: devices\[1\] has a share, and shares go with shares only; "),
@@ -487,6 +502,10 @@ RUNS: list[tuple[list[dict[str, Any]], str]] = [
         [WHOLE | {"bits": 2}],
         r"^devices: local keeps every weight in full precision and has no use for devices\[0\]\.bits",
     ),
+    (
+        [WHOLE | {"penalty": 1.0}],
+        r"^devices: local has no penalty .*remove it, use a method that can \(fedbcd, fedbcdi\)",
+    ),
 ]
 
 
@@ -496,6 +515,14 @@ def test_runs_that_cannot_start(tmp_path: Path, devices: list[dict[str, Any]], m
         api.run(recipe(*devices), out=tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pull_goes_no_further_than_the_shared_model() -> None:
+    with pytest.raises(
+        BadInput, match=r"^devices\[0\]\.penalty: 1\.5 is above 1, the most that fedbcdi allows; lower it$"
+    ):
+        prepare(Recipe.parse(recipe(WHOLE | {"penalty": 1.5}) | {"method": {"name": "fedbcdi"}}))
+    prepare(Recipe.parse(recipe(WHOLE | {"penalty": 1.5}) | {"method": {"name": "fedbcd"}}))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedalt"])

@@ -3,24 +3,26 @@
 R. Wu et al., *Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models*, 2021, Algorithms
 1 and 2. With X the box [−b, b] in every coordinate and p_i the weights of the mean (federation.weights):
 
-    min Σ_i p_i [g_i(x_i) + (γ/2)‖x_i − z‖²]  over x_i ∈ X and z                                                  (2)
+    min Σ_i p_i [g_i(x_i) + (γ_i/2)‖x_i − z‖²]  over x_i ∈ X and z                                                (2)
 
 A device keeps x_i and the iterate before it, x⁻, from round to round; both start at x⁽⁰⁾, which it is sent once. Its K
 steps of accelerated stochastic projected gradient (ASPG), one for each minibatch (or of K epochs: below), are
 
     y = x + ζ(x − x⁻);   (x, x⁻) ← (Π_X(y − η_x ∇f(y)), x)                                                        (4)
 
-    FedBCD    device:  K steps on f = g_i + (γ/2)‖· − z‖²
+    FedBCD    device:  K steps on f = g_i + (γ_i/2)‖· − z‖²
               up:      x_i − x_i as last sent
-              server:  target = Σ_i p_i x_i over all of its devices, as last sent
-    FedBCD-I  device:  K steps on f = g_i; then K pulls x ← x − γ(x − z), together x ← z + (1 − γ)^K (x − z)
+              server:  target = Σ_i p_i γ_i x_i / Σ_i p_i γ_i over all of its devices, as last sent
+    FedBCD-I  device:  K steps on f = g_i; then K pulls x ← x − γ_i(x − z), together x ← z + (1 − γ_i)^K (x − z)
               up:      x_i − z
-              server:  target = the mean of x_i over the active devices
+              server:  target = the same mean over the active devices
     both      server:  z ← z − η̃(z − target),  K_z times
 
 A device of FedBCD-I may also train without contact (federation.offline): the K steps alone, nothing is sent. After four
 such rounds (`wait_after`) it waits, as it is, until the next contact. One that has never been in contact has no x⁽⁰⁾
 and does not train. FedBCD's devices do not train offline: their penalty needs z.
+
+γ_i is method.penalty for all, or that of a device's kind ([[devices]] penalty), by which uploads then count.
 
 Both upload personal models by design: FedBCD's changes add up to x_i − x⁽⁰⁾.
 
@@ -48,6 +50,7 @@ are K pulls either way: as many as epochs, not as minibatches, where training co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -118,6 +121,10 @@ class _Device:
         """One pass of local training."""
         return {"local": self.training.work}
 
+    def _own_penalty(self, problem: Problem) -> float:
+        """γ_i."""
+        return self.penalty if problem.penalty is None else problem.penalty
+
     def models(self, problem: Problem, down: Anchor, state: Iterates | OfflineIterates) -> dict[str, Params]:
         """Return z and x_i."""
         return {"global": down.model, "personal": state.model}
@@ -162,7 +169,7 @@ class FedBcdClient(_Device):
     def _train(
         self, problem: Problem, z: Params, state: Iterates, batches: Batches, optimizer: Optimizer
     ) -> tuple[Iterates, Tensor]:
-        held = Quadratic(anchor=z, strength=self.penalty)
+        held = Quadratic(anchor=z, strength=self._own_penalty(problem))
         x, previous, loss = self._steps(problem, state.model, state.previous, batches, optimizer, held)
         return Iterates(x, previous), loss
 
@@ -189,7 +196,7 @@ class FedBcdIClient(_Device):
         """Train x and pull it towards z, and send where it is then."""
         batches, optimizer = data.phases["local"], self.training.optimizer.at(data.round)
         x, previous, loss = self._steps(problem, state.model, state.previous, batches, optimizer)
-        state = self._pulled(x, previous, down.model, data)
+        state = self._pulled(problem, x, previous, down.model, data)
         return state, PersonalChange(tree.sub(state.model, down.model), loss)
 
     def offline(self, problem: Problem, state: OfflineIterates, data: Data) -> OfflineIterates:
@@ -202,11 +209,11 @@ class FedBcdIClient(_Device):
         """Train from z, then pull as in a round."""
         z = down.model
         x, previous, _ = self._steps(problem, z, z, data.phases["tune"], self.tune.optimizer.at(data.round))
-        return self._pulled(x, previous, z, data)
+        return self._pulled(problem, x, previous, z, data)
 
-    def _pulled(self, x: Params, previous: Params, z: Params, data: Data) -> OfflineIterates:
+    def _pulled(self, problem: Problem, x: Params, previous: Params, z: Params, data: Data) -> OfflineIterates:
         """Return the state after K pulls of x towards z."""
-        left = (1 - self.penalty) ** self._pulls(data)
+        left = (1 - self._own_penalty(problem)) ** self._pulls(data)
         pulled = tree.add(z, tree.scale(tree.sub(x, z), left))
         if self.carry_momentum:
             previous = tree.sub(pulled, tree.sub(x, previous))
@@ -289,7 +296,8 @@ def fedbcd(
     training = _accelerated(training, momentum, side)
     tune = fine_tuning(training, epochs=tune_epochs)
     client = FedBcdClient(training=training, tune=tune, penalty=penalty)
-    return Algorithm("fedbcd", client, BlockServer(step=server_step, iterations=server_iterations, box=side))
+    server = BlockServer(step=server_step, iterations=server_iterations, box=side)
+    return Algorithm("fedbcd", client, server, most_penalty=math.inf)
 
 
 def fedbcdi(
@@ -312,7 +320,7 @@ def fedbcdi(
         training=training, tune=tune, penalty=penalty, wait_after=wait_after, carry_momentum=carry_momentum
     )
     server = BlockServer(step=server_step, iterations=server_iterations, box=side, everyone=False)
-    return Algorithm("fedbcdi", client, server)
+    return Algorithm("fedbcdi", client, server, most_penalty=1.0)
 
 
 def _accelerated(training: Training, momentum: float, box: float | None) -> Training:

@@ -65,6 +65,7 @@ class Problem:
     correct: Loss = correct  # per sample: 1 right, 0 wrong
     edits: Loss | None = None  # [2, samples]: wrong words and words, where targets are words
     bits: int | None = None  # of each weight of the client's own model, for methods that quantize; None: as they say
+    penalty: float | None = None  # that holds the client's own model to the shared one (γ_i); None: as the method says
 
     @property
     def personal_net(self) -> Net:
@@ -153,8 +154,8 @@ class Algorithm:
     """A method: its name and its two rules, whose fields are its hyperparameters.
 
     `personal` is the part of the network that is personal where a recipe does not say (see `models.parts`). Whoever
-    sets `own_networks` or `uses_bits` keeps to the problem's `personal_net` or `bits`; recipes that ask others for
-    that are refused.
+    sets `own_networks`, `uses_bits` or `most_penalty` keeps to the problem's `personal_net`, `bits` or `penalty`;
+    recipes that ask others for that are refused. Uploads of clients with penalties of their own are weighted by those.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Algorithm:
     personal: str | None = None
     own_networks: bool = False  # a client's model may be of another architecture than the shared one
     uses_bits: bool = False  # a client's model may have fewer bits per weight
+    most_penalty: float | None = None  # a client may have a penalty of its own, at most this large; None: it may not
 
 
 def packed(rule: ClientRule, problem: Problem, message: Any, state: Any) -> dict[str, tuple[Tree, ...]]:

@@ -56,6 +56,12 @@ def deployable_cloud(recipe: Recipe) -> CloudSection:
         raise BadInput("cloud: missing; a coordinator has several servers: cloud.servers=3 (a single one needs none)")
     if cloud.protocol == "gossip":
         raise BadInput('cloud.protocol: "gossip" is for the simulator; use "sync", "async" or "rigorous"')
+    for index, profile in enumerate(recipe.devices):
+        if profile.penalty is not None:
+            raise BadInput(
+                f"devices[{index}].penalty: is for the simulator and for one server: several count devices by their "
+                "samples; remove it, and set method.penalty"
+            )
     if cloud.iterations > 1:
         raise BadInput(
             "cloud.iterations: servers of their own mix once a round; remove it, or set method.server_iterations"

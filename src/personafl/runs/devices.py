@@ -76,6 +76,7 @@ class DeviceSection(BaseModel):
     bits: Annotated[int, Field(ge=1, le=8)] | None = (
         None  # of each weight of the client's own model; None: full precision
     )
+    penalty: Annotated[float, Field(gt=0)] | None = None  # γ of these devices (FedBCD); None: method.penalty
 
     @field_validator("clients")
     @classmethod
@@ -144,6 +145,11 @@ def check_devices(devices: Sequence[DeviceSection]) -> None:
             f"devices[{other}]: devices[{shared[0]}] has a share, and shares go with shares only; "
             "give all entries a share, or none"
         )
+    without = [index for index, device in enumerate(devices) if device.penalty is None]
+    if 0 < len(without) < len(devices):
+        raise BadInput(
+            f"devices[{without[0]}].penalty: uploads are weighted by it where devices have one; give it to all, or none"
+        )
     total = sum(device.share or 0.0 for device in devices)
     if shared and abs(total - 1) > _TOLERANCE:
         raise BadInput(f"devices[0].share: the shares add up to {total:.10g}, not 1; change them, or add an entry")
@@ -176,6 +182,14 @@ def check_method(devices: Sequence[DeviceSection], algorithm: Algorithm) -> None
         if device.bits is not None and not algorithm.uses_bits:
             what = "keeps every weight in full precision"
             raise BadInput(_refusal(algorithm, what, f"devices[{index}].bits", "uses_bits"))
+        if device.penalty is not None and algorithm.most_penalty is None:
+            what = "has no penalty that differs by device"
+            raise BadInput(_refusal(algorithm, what, f"devices[{index}].penalty", "most_penalty"))
+        if device.penalty is not None and device.penalty > (algorithm.most_penalty or 0.0):
+            raise BadInput(
+                f"devices[{index}].penalty: {device.penalty:g} is above {algorithm.most_penalty:g}, the most that "
+                f"{algorithm.name} allows; lower it"
+            )
 
 
 def _refusal(algorithm: Algorithm, what: str, key: str, ability: str) -> str:

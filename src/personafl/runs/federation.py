@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -59,9 +59,11 @@ class Federation:
         """Return how much clients weigh together."""
         return float(self.weights_of(clients).sum())
 
-    def weights_of(self, clients: Clients) -> Clients:
-        """Return how much each client weighs."""
-        return self.data.train.sizes_of(clients) if self.weights == "examples" else np.ones_like(clients)
+    def weights_of(self, clients: Clients) -> NDArray[Any]:
+        """Return how much each client weighs: n_i or 1, times γ_i where devices have penalties of their own."""
+        weights = self.data.train.sizes_of(clients) if self.weights == "examples" else np.ones_like(clients)
+        own = [problem.penalty for problem in self.problems]
+        return weights if None in own else weights * np.array(own, dtype=np.float64)[self.problem_of[clients]]
 
     def weighing(self, clients: Clients) -> torch.Tensor:
         """Return the same where clients are computed with."""

@@ -230,7 +230,7 @@ def _per_device(
         known = section.resolved(data), shared.net
     nets = own_nets(recipe.devices, data, known, device, dtype)
     return tuple(
-        dataclasses.replace(shared, local_net=net, bits=profile.bits)
+        dataclasses.replace(shared, local_net=net, bits=profile.bits, penalty=profile.penalty)
         for profile, net in zip(recipe.devices, nets, strict=True)
     )
 
