@@ -13,6 +13,7 @@ import torch
 
 from personafl import api
 from personafl.core import rng
+from personafl.core.augment import Augment, augmented
 from personafl.core.batches import Data, Steps, draw, round_number
 from personafl.core.tree import Tree
 from personafl.runs import graphs
@@ -149,6 +150,30 @@ def test_a_recording_is_the_training(tmp_path: Path, method: str) -> None:
         api.run({**recipe, "engine": {"device": "cuda", "strategy": strategy}}, out=tmp_path / strategy).rows
         for strategy in ("graphs", "stacked")
     ]
+    without_time = [[{k: v for k, v in row.items() if k != "seconds"} for row in side] for side in rows]
+    assert without_time[0] == without_time[1]
+
+
+@CUDA
+@pytest.mark.parametrize("method", ["fedavg", "fedalt"])
+def test_a_recording_augments_as_training_does(tmp_path: Path, method: str) -> None:
+    """To the bit, without a warning that graphs are refused; the windows of a step are those of a CPU."""
+    how = Augment(flip=True, crop=3, black=(-0.5, 0.25))
+    images, key = torch.rand(9, 2, 7, 5), torch.tensor(12)
+    assert torch.equal(augmented(images.cuda(), key.cuda(), how).cpu(), augmented(images, key, how))
+    partition = {"kind": "dirichlet", "alpha": 0.5, "clients": 12}
+    recipe = {
+        "method": {"name": method},
+        "rounds": 6,
+        "data": {"partition": partition, "normalize": "channel", "augment": {"flip": True, "crop": 2}},
+        "model": {"name": "cnn", "channels": [4, 8], "personal": "output"},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = [
+            api.run({**recipe, "engine": {"device": "cuda", "strategy": strategy}}, out=tmp_path / strategy).rows
+            for strategy in ("graphs", "stacked")
+        ]
     without_time = [[{k: v for k, v in row.items() if k != "seconds"} for row in side] for side in rows]
     assert without_time[0] == without_time[1]
 

@@ -9,6 +9,7 @@ augmentation shows, is normalised as all others are.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import torch
@@ -21,11 +22,11 @@ from personafl.errors import BadInput
 
 __all__ = ["Sums", "as_seen", "moments_of", "normalized"]
 
-_ROWS = 4096  # of samples that are added up at a time
+_ROWS = 1024  # of samples that are added up at a time
 
 
 class Sums(NamedTuple):
-    """What the moments of pixels come from; those of several clients are added entry by entry."""
+    """What the moments of pixels come from; those of several clients are joined by adding."""
 
     pixels: int  # in a channel
     total: Tensor  # [channels] float64
@@ -34,8 +35,12 @@ class Sums(NamedTuple):
     @classmethod
     def of(cls, images: Tensor) -> Sums:
         """Add up images [samples, channels, height, width]."""
-        pixels = images.to(torch.float64).transpose(0, 1).flatten(1)
-        return cls(pixels.shape[1], pixels.sum(1), pixels.square().sum(1))
+        values, axes = images.to(torch.float64), (0, 2, 3)
+        return cls(values.numel() // values.shape[1], values.sum(axes), values.square().sum(axes))
+
+    def joined(self, other: Sums) -> Sums:
+        """Return those of both."""
+        return Sums(self.pixels + other.pixels, self.total + other.total, self.squares + other.squares)
 
     def moments(self) -> Moments:
         """Return mean and standard deviation; a channel that is the same everywhere is only centred."""
@@ -48,8 +53,8 @@ def moments_of(data: FederatedData) -> Moments:
     """Return the moments of the training data of clients that train."""
     _check_images(data, "normalize")
     rows = torch.from_numpy(data.train.of(data.seen))
-    parts = [Sums.of(data.x[part]) for part in torch.split(rows, _ROWS)]
-    return Sums(*(sum(entries[1:], start=entries[0]) for entries in zip(*parts, strict=True))).moments()
+    parts = (Sums.of(data.x[part]) for part in torch.split(rows, _ROWS))
+    return functools.reduce(Sums.joined, parts).moments()
 
 
 def normalized(images: Tensor, moments: Moments) -> Tensor:
