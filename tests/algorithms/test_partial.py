@@ -19,6 +19,7 @@ from personafl.core.tree import flatten
 from personafl.errors import BadInput
 from personafl.runs.engine import gather
 from personafl.runs.simulator import Simulation
+from personafl.runs.trainer import bound
 from personafl.testing import make_case
 
 LR, LR_V, STEPS = 0.05, 0.03, 3
@@ -88,6 +89,38 @@ def test_fedsim_two_rounds_by_hand(problem: LeastSquares) -> None:
     np.testing.assert_allclose(shared_of(simulation), u, atol=1e-12)
     for i in CLIENTS:
         np.testing.assert_allclose(own(simulation, i), v[i], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedalt", "fedsim"])
+def test_decay_of_the_personal_part_alone_by_hand(problem: LeastSquares, name: str) -> None:
+    """A full-batch step of each, by which v shrinks by γ_v·μ more, and u by γ_u·(decay of training) as ever."""
+    mu, decay = 0.7, 0.2
+    training = Training(work=Steps(steps=1, batch=None), optimizer=Sgd(lr=LR, weight_decay=decay))
+    start, simulation = simulate(problem, METHODS[name].build(training, personal_lr=LR_V, personal_decay=mu), 1)
+    u, end = start[:2], 0.0
+    for i in CLIENTS:
+        v = start[2:] - LR_V * (problem.gradient(i, start)[2:] + mu * start[2:])
+        at = np.concatenate([u, v]) if name == "fedalt" else start
+        end = end + problem.weights[i] * (u - LR * (problem.gradient(i, at)[:2] + decay * u))
+        np.testing.assert_allclose(own(simulation, i), v, atol=1e-13)
+    np.testing.assert_allclose(shared_of(simulation), end, atol=1e-13)
+
+
+def test_fine_tuning_with_decay_ends_at_ridge_regression(problem: LeastSquares) -> None:
+    """v* = (X_vᵀX_v/n + μI)⁻¹ X_vᵀ(y − X_u u)/n, at a constant rate whatever the schedule of the rounds."""
+    mu = 0.5
+    training = Training(work=Steps(epochs=1, batch=None), optimizer=Sgd(lr=0.3, schedule=Exponential(rate=0.5)))
+    options = {"personal_decay": mu, "tune_epochs": 150}
+    _, simulation = simulate(problem, METHODS["fedalt"].build(training, **options), 2)
+    fed, down = simulation.federation, simulation.down()
+    states = simulation.states(0, down, fed.data.seen)
+    data = gather(fed.data, fed.data.seen, fed.algorithm.client.tuning, 0, 2)
+    tuned = fed.engines[0].train(bound(fed.algorithm.client.personalize, fed.problems[0]), down, states, data)
+    for i in CLIENTS:
+        x_u, x_v = problem.x[i][:, :2], problem.x[i][:, 2:]
+        rest = problem.y[i] - x_u @ shared_of(simulation)
+        best = np.linalg.solve(x_v.T @ x_v / len(rest) + mu * np.eye(2), x_v.T @ rest / len(rest))
+        np.testing.assert_allclose(tuned.personal["v.weight"][i][0], best, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["fedalt", "fedsim"])

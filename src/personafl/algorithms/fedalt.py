@@ -12,6 +12,9 @@ v_i starts at the start model's personal part, the same for all; it is sent to a
 nothing: they are sent it every time and begin again (Appendix C.4). Fine-tuning trains v_i with u fixed (stage c), at a
 constant rate; γ_u and γ_v follow the schedule over rounds.
 
+Weight decay is the training's for u and v; `personal_decay` (μ) sets that of v alone, in rounds and in fine-tuning, so
+that v_i minimises f_i(u, v) + (μ/2)‖v‖²: the regularization of Appendix C (Figures 7 and 10).
+
 With nothing personal both are FedAvg; with everything personal FedSim is Local training from the common start.
 Gradient clipping, if set, is per block (u and v).
 """
@@ -27,7 +30,7 @@ import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
 from personafl.algorithms.personal import fine_tuning, retrained
-from personafl.algorithms.training import Count, Rate, Training
+from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend, descent
@@ -155,6 +158,7 @@ def fedalt(
     personal_lr: Rate | None = None,
     personal_epochs: Count | None = None,
     personal_steps: Count | None = None,
+    personal_decay: NonNegative | None = None,
     tune_lr: Rate | None = None,
     tune_epochs: Count = 5,
     stateful: bool = True,
@@ -163,8 +167,8 @@ def fedalt(
     """Personal part first, then the shared part; model.personal says which is which."""
     if personal_epochs is not None and personal_steps is not None:
         raise BadInput("method.personal_steps: give either personal_epochs or personal_steps, not both")
-    personal = retrained(training, lr=personal_lr, epochs=personal_epochs, steps=personal_steps)
-    tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs)
+    personal = retrained(training, lr=personal_lr, epochs=personal_epochs, steps=personal_steps, decay=personal_decay)
+    tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs, decay=personal_decay)
     client = PartialClient(shared=training, personal=personal, tune=tune, stateful=stateful)
     return Algorithm("fedalt", client, PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful))
 
@@ -173,6 +177,7 @@ def fedsim(
     training: Training,
     *,
     personal_lr: Rate | None = None,
+    personal_decay: NonNegative | None = None,
     tune_lr: Rate | None = None,
     tune_epochs: Count = 5,
     stateful: bool = True,
@@ -180,7 +185,13 @@ def fedsim(
 ) -> Algorithm:
     """Personal and shared part at the same time; model.personal says which is which."""
     alternating = fedalt(
-        training, personal_lr=personal_lr, tune_lr=tune_lr, tune_epochs=tune_epochs, stateful=stateful, server=server
+        training,
+        personal_lr=personal_lr,
+        personal_decay=personal_decay,
+        tune_lr=tune_lr,
+        tune_epochs=tune_epochs,
+        stateful=stateful,
+        server=server,
     )
     client = dataclasses.replace(alternating.client, simultaneous=True)  # type: ignore[type-var]
     return Algorithm("fedsim", client, alternating.server)

@@ -29,9 +29,20 @@ def global_and_personal(down: Model, state: Personal | Empty) -> dict[str, Param
     return {"global": down.model, **own}
 
 
-def retrained(training: Training, *, lr: float | None, epochs: int | None, steps: int | None = None) -> Training:
-    """Return the training with another learning rate or amount of work, then a fixed one; None keeps what is there."""
+def retrained(
+    training: Training,
+    *,
+    lr: float | None,
+    epochs: int | None,
+    steps: int | None = None,
+    decay: float | None = None,
+) -> Training:
+    """Return the training with another learning rate, weight decay, or amount of work, then a fixed one.
+
+    None keeps what is there.
+    """
     optimizer = training.optimizer if lr is None else dataclasses.replace(training.optimizer, lr=lr)
+    optimizer = optimizer if decay is None else dataclasses.replace(optimizer, weight_decay=decay)
     work = training.work
     if epochs is not None:
         work = dataclasses.replace(work, epochs=epochs, steps=None, least=None)
@@ -46,11 +57,16 @@ def steady(optimizer: T) -> T:
 
 
 def fine_tuning(
-    training: Training, *, lr: float | None = None, epochs: int | None = None, steps: int | None = None
+    training: Training,
+    *,
+    lr: float | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    decay: float | None = None,
 ) -> Training:
     """Return what clients do once the rounds are over: retrained, at a constant rate.
 
     A schedule counts rounds, and has often come down to 0 by then.
     """
-    tuned = retrained(training, lr=lr, epochs=epochs, steps=steps)
+    tuned = retrained(training, lr=lr, epochs=epochs, steps=steps, decay=decay)
     return dataclasses.replace(tuned, optimizer=steady(tuned.optimizer))
