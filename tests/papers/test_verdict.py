@@ -173,3 +173,17 @@ def test_a_claim_is_judged_after_several_rounds_and_at_the_end(tmp_path: Path) -
         ("A ≥ B, round 50", "not shown", None),
         ("A ≥ B", "holds", pytest.approx(10)),
     ]
+
+
+def test_the_share_that_is_hurt_on_training_data(tmp_path: Path) -> None:
+    """A quarter of the clients is hurt on test data, none on training data; without such scores there is no line."""
+    made = table("A ≤ B")
+    rows = (made.rows[0].model_copy(update={"measure": "hurt-training"}), made.rows[1])
+    made = made.model_copy(update={"rows": rows, "measure": "hurt"})
+    runs = {(run, seed): result(tmp_path, 50.0, share_hurt=0.25) for run in "ab" for seed in (0, 1)}
+    assert [line.values for line in outcomes(made, runs)] == [{}, {0: 25.0, 1: 25.0}]
+    for found in runs.values():
+        found.rows.append({**found.rows[0], "split": "train", "share_hurt": 0.0})
+    lines = outcomes(made, runs)
+    assert [line.values for line in lines] == [{0: 0.0, 1: 0.0}, {0: 25.0, 1: 25.0}]
+    assert judge(made, lines)[0].word == "holds"

@@ -126,9 +126,9 @@ def _grain(measure: Measure, run: Result) -> float:
     """Return in points what one test sample (of the share that is hurt: one client) of the seen clients is worth."""
     whose = zip(run.columns.get("clients", []), run.columns.get("test", []), strict=True)
     tests = [samples for group, samples in whose if group == "seen"]
-    if not tests or measure not in ("accuracy", "weighted", "word-errors", "learning", "hurt"):
+    if not tests or measure not in ("accuracy", "weighted", "word-errors", "learning", "hurt", "hurt-training"):
         return 0.0
-    return 100 / (len(tests) if measure == "hurt" else sum(tests))
+    return 100 / (len(tests) if measure.startswith("hurt") else sum(tests))
 
 
 def _found(row: Row, measure: Measure, run: Result, at: int | None) -> tuple[float, float] | None:
@@ -148,8 +148,9 @@ def _found(row: Row, measure: Measure, run: Result, at: int | None) -> tuple[flo
 
 
 def _of_result(row: Row, measure: Measure, run: Result) -> float | None:
-    own, other = (_scored(run, model) for model in (row.model, row.minus))
-    read = _READ[measure]
+    split = "train" if measure == "hurt-training" else "test"
+    own, other = (_scored(run, model, split) for model in (row.model, row.minus))
+    read = _READ[measure.removesuffix("-training")]
     if own is None or read(own) is None or (row.minus is not None and other is None):
         return None
     value = read(own) or 0.0
@@ -167,10 +168,10 @@ _READ: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
 }
 
 
-def _scored(run: Result, model: str | None) -> Mapping[str, Any] | None:
-    """Return what seen clients have on test data with a model."""
-    rows = (row for row in run.rows if row["clients"] == "seen" and row["split"] == "test" and row["model"] == model)
-    return next(rows, None)
+def _scored(run: Result, model: str | None, split: str = "test") -> Mapping[str, Any] | None:
+    """Return what seen clients have on test or training data with a model."""
+    wanted = {"clients": "seen", "split": split, "model": model}
+    return next((row for row in run.rows if wanted.items() <= row.items()), None)
 
 
 class _Score(NamedTuple):
