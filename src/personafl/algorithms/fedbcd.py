@@ -37,8 +37,8 @@ method would learn that much slower.
 
 Deviations: x⁽⁰⁾ is put into X, as the paper assumes; then z and pulls stay in X and need no projection. A newcomer, and
 a client that fine-tunes, starts from x = x⁻ = z: FedBCD takes its steps with the penalty, FedBCD-I its own without, and
-then as many pulls as a round has steps. With several servers and K_z > 1, states are mixed once a round; the cloud's
-own count of iterations mixes before each. The reported loss is f's, at the y's.
+then the K pulls of a round. With several servers and K_z > 1, states are mixed once a round; the cloud's own count of
+iterations mixes before each. The reported loss is f's, at the y's.
 
 η_x is training.lr, by the training's schedule; weight decay is part of g_i, and clip limits ∇f(y). Momentum and
 adaptive optimizers are refused: ζ is method.momentum.
