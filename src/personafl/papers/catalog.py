@@ -94,7 +94,10 @@ class Size(_Entry):
 
 
 class Setting(_Entry):
-    """One comparison: a recipe at two sizes; several tables may be read from it."""
+    """One comparison: a recipe at two sizes; several tables may be read from it.
+
+    In a file, `like` names another setting that it starts from: its changes come after that one's.
+    """
 
     recipe: str
     changes: tuple[str, ...] = ()
@@ -241,6 +244,11 @@ class Paper(_Entry):
     settings: dict[str, Setting]
     tables: dict[str, Table]
 
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _alike(cls, settings: Any) -> Any:
+        return {name: _like(settings, setting) for name, setting in settings.items()}
+
     def differing(self, setting: str, size: SizeName) -> list[Differs]:
         """Return what a setting at a size has otherwise than the paper."""
         return [group for group in self.differs if group.of_setting(setting) and size in group.sizes]
@@ -253,6 +261,19 @@ def papers() -> dict[str, Paper]:
         key: Paper.model_validate({"key": key, **_read(f"{key}.toml"), **_read(f"printed/{key}.toml")})
         for key in PAPERS
     }
+
+
+def _like(settings: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return a setting with what the one has that it is like."""
+    if "like" not in own:
+        return own
+    base = _like(settings, settings[own["like"]])
+    joined = {**base, **own, "changes": [*base.get("changes", []), *own.get("changes", [])]}
+    for size in ("small", "paper"):
+        before, after = base[size], own.get(size, {})
+        changes = [*before.get("changes", []), *after.get("changes", [])]
+        joined[size] = {**before, **after, "changes": changes}
+    return {key: value for key, value in joined.items() if key != "like"}
 
 
 def _read(name: str) -> dict[str, Any]:
