@@ -1,6 +1,7 @@
 """`personafl reproduce --check`: what it finds in presets that are wrong in one thing, and that ours are in order."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from personafl import cli
 from personafl.papers import papers, presets
 from personafl.papers.catalog import Differs, Paper, Printed
 from personafl.papers.check import Checked, check, markdown
+from personafl.papers.preset import SIZES
 from personafl.papers.settings import Line
 
 PAPER = papers()["fedbcd"]
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def small(
@@ -124,6 +127,29 @@ def test_data_that_are_not_here_or_not_whole(tmp_path: Path) -> None:
     assert [entry.ours for entry in part.lines] == [entry.ours for entry in absent.lines]
 
 
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with the data sets that are beside this checkout, CIFAR-10 complete."""
+    if not SHARED.is_dir():
+        pytest.skip("the real data sets (../shared/data) are not beside this checkout")
+    for name in ("agnews", "cifar100", "fsdd", "mnist", "shakespeare"):
+        (tmp_path / name).symlink_to(SHARED / name)
+    subprocess.run([sys.executable, SHARED / "unpack.py", "cifar10", tmp_path / "cifar10.npz"], check=True)
+    return tmp_path
+
+
+def test_our_presets_can_start_and_are_the_papers(data: Path) -> None:
+    """All in one test, so that each data set is unpacked and read once."""
+    chosen = [papers()[key] for key in ("quped", "fedbcd")]
+    found = [
+        check(preset, data) for paper in chosen for size in SIZES for preset in presets(paper, list(paper.tables), size)
+    ]
+    problems = {one.preset.name: one.problems for one in found if one.problems}
+    assert not problems, json.dumps(problems, indent=1, ensure_ascii=False)
+    dealt = {one.preset.setting.at(one.preset.size).dataset for one in found if "dealt to" in one.data}
+    assert dealt >= {"digits", "mnist", "cifar10", "agnews"}
+
+
 @pytest.mark.parametrize("paper", papers().values(), ids=lambda paper: paper.key)
 def test_groups_are_about_settings_and_runs_that_exist(paper: Paper) -> None:
     runs = {
@@ -143,7 +169,10 @@ def test_markdown_joins_presets_that_agree() -> None:
     assert text.startswith(
         "### fedbcd, size small\n\n| setting | presets | runs | ours | paper | where | why it differs |\n|"
     )
-    assert "| training.batch | all |  | 8 | R = 32 | §5 | batches of 8 |\n" in text
+    assert (
+        "| training.batch | all |  | 8 | R = 32 | §5 | rate 0.05, batches of 8, 1 to 5 steps in place of epochs |\n"
+        in text
+    )
     assert "| data.partition.labels | a |  | 3 | diversity 3 |" in text
     assert "| data.partition.labels | b |  | 6 | diversity 6 |" in text
 
