@@ -198,9 +198,9 @@ def model_tables(problem: Problem, memory: Memory) -> Iterator[RenderableType]:
         ("a whole personal model", memory.full),
     ]
     for name, size in rows:
-        yield Text(f"  {name:<24}{size / 2**20:8.2f} MiB")
+        yield Text(f"  {name:<24}{size / 1e6:8.1f} MB")
     yield Text(f"  {'saving against whole':<24}{100 * memory.saving:7.1f}%")
-    yield Text(f"Measured for this method: {memory.measured / 2**20:.2f} MiB at the peak of two steps")
+    yield Text(f"Measured for this method: {memory.measured / 1e6:.1f} MB at the peak of two steps")
 
 
 def export_tables(exported: Exported) -> Iterator[RenderableType]:

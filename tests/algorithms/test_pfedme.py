@@ -43,7 +43,7 @@ def envelope(problem: LeastSquares, client: int, w: np.ndarray) -> float:
 
 def test_two_rounds_by_hand(problem: LeastSquares) -> None:
     """θ from w_t and then from minibatch to minibatch; w_i ← w_i − ηλ(w_i − θ); w ← (1 − β)w + βΣp_i w_i."""
-    algorithm = pfedme(TRAINING, pull=PULL, inner_steps=INNER, outer_lr=OUTER, mixing=0.7)
+    algorithm = pfedme(TRAINING, pull=PULL, inner_steps=INNER, outer_lr=OUTER, server=Sgd(lr=0.7))
     simulation = problem.simulate(algorithm, 2)
     w = problem.start
     for _ in range(2):

@@ -13,9 +13,9 @@ F64 = torch.float64
 
 
 def data_of(
-    x: torch.Tensor, y: torch.Tensor, vocabulary: int | None = None, task: TaskName | None = None, *, clients: int = 1
+    x: torch.Tensor, y: torch.Tensor, vocabulary: int | None = None, task: TaskName | None = None
 ) -> FederatedData:
-    rows = Ragged.from_lists(np.array_split(np.arange(len(x)), clients))
+    rows = Ragged.from_lists([np.arange(len(x))])
     return make_federated(
         name="any",
         x=x,
@@ -24,9 +24,9 @@ def data_of(
         train=rows,
         validation=rows,
         test=rows,
-        seen=np.arange(clients),
+        seen=np.arange(1),
         unseen=np.zeros(0, np.int64),
-        client_names=tuple(map(str, range(clients))),
+        client_names=("0",),
         label_names=tuple("012"),
         vocabulary=vocabulary,
         task=task,
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[FederatedData, dict[str, Any]]] = {
     "cnn2": (DIGITS, {}),
     "resnet18": (IMAGES, {"width": 4}),
     "resnet20": (DIGITS, {"width": 4, "stem": "imagenet", "output_bias": False}),
-    "resnet32": (IMAGES, {"width": 4}),
+    "resnet32": (IMAGES, {"width": 4, "groups": [1, 2, 4]}),
     "bag": (WORDS, {"width": 4}),
     "window": (CHARACTERS, {"context": 3}),
     "transformer": (CHARACTERS, TRANSFORMER),

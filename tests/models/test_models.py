@@ -160,6 +160,8 @@ def test_models_that_do_not_fit_the_data(name: str, data: FederatedData, message
         ("transformer", CHARACTERS, {"dropout": 1.0}, "model.dropout: "),
         ("transformer", dataclasses.replace(CHARACTERS, vocabulary=2), {}, "3 classes for 2 tokens"),
         ("resnet18", IMAGES, {"width": 3}, "cannot be built"),
+        ("resnet18", IMAGES, {"groups": [2, 2]}, "groups = .2, 2.: give one number, or one for each of 4 stages"),
+        ("resnet20", IMAGES, {"stem": "large"}, "model.stem: "),
         ("speech", SPEECH, {"strides": [2, 2]}, r"has shape \[2, 3, 3\].*at least 4 frames"),
         ("split_input", FEATURES, {"private": 6}, "private = 6 leaves nothing shared of 6 features"),
         ("additive", FEATURES, {"form": "product"}, "model.form: "),

@@ -1,11 +1,13 @@
 """The pipeline of partial personalization: pre-train, personalize from there, fine-tune, choose."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from personafl import api
 from personafl.errors import BadInput
@@ -190,3 +192,12 @@ def test_memory_by_the_formula_and_measured() -> None:
     assert memory.full - memory.none == 2 * (u + v)
     assert 0.6 < memory.measured / memory.partial < 2.5  # updates are not in place: more copies than the formula has
     assert 0.3 < memory.saving < 0.45
+
+
+def test_shapes_alone_give_the_same_memory() -> None:
+    """On "meta" nothing is computed, whatever training does with large layers (`core.layers`)."""
+    job = runner.prepare(Recipe.parse(recipe(model={"hidden": [300, 100]})))
+    expected, fed = training_memory(job), job.federation
+    fed.problems[0].net.to(torch.device("meta"), fed.dtype)
+    data = dataclasses.replace(fed.data, x=fed.data.x.to("meta"), y=fed.data.y.to("meta"))
+    assert training_memory(dataclasses.replace(job, federation=dataclasses.replace(fed, data=data))) == expected

@@ -6,7 +6,7 @@ minimises the mean of the envelopes F_i(w) = min_θ f_i(θ) + (λ/2)‖θ − w�
     client i:  w_i = θ = w_t;   for each minibatch B:
                    θ ← K steps of SGD on f_i(θ; B) + (λ/2)‖θ − w_i‖²,  from the last θ
                    w_i ← w_i − ηλ(w_i − θ)
-    server:    w_{t+1} = (1 − β)w_t + β · mean_S(w_i)
+    server:    w_{t+1} = (1 − β)w_t + β · mean_S(w_i)      (server = {lr = β}; or another optimizer)
 
 The personal model is the last θ. The K steps are taken by the training's optimizer, made anew for each minibatch: its
 rate is the paper's personal learning rate, and must be below 2/λ for the steps not to diverge. Newcomers, and clients
@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from personafl.algorithms.averaging import Averaging, Change, Model
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batches, Data, Repeated, Steps
 from personafl.core.descend import descend
-from personafl.core.optim import Sgd
+from personafl.core.optim import OptimizerSpec
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
@@ -99,8 +99,8 @@ def pfedme(
     pull: Rate = 15.0,
     inner_steps: Count = 5,
     outer_lr: Rate = 0.005,
-    mixing: Rate = 1.0,
     tune_epochs: Count = 5,
+    server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
     """A shared model of Moreau envelopes, and a personal model per client near it."""
     client = MoreauClient(
@@ -110,4 +110,4 @@ def pfedme(
         inner_steps=inner_steps,
         outer_lr=outer_lr,
     )
-    return Algorithm("pfedme", client, Averaging(optimizer=Sgd(lr=mixing)))
+    return Algorithm("pfedme", client, Averaging(optimizer=server))

@@ -27,7 +27,7 @@ def rounded_products(device: torch.device) -> AbstractContextManager[object]:
 
 def rounding(value: Tensor) -> bool:
     """Say whether products with a tensor are rounded now."""
-    return torch.is_autocast_enabled(value.device.type)
+    return not value.is_meta and torch.is_autocast_enabled(value.device.type)  # shapes alone have no autocast
 
 
 def rounded(value: Tensor) -> Tensor:

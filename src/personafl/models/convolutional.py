@@ -17,6 +17,7 @@ from personafl.models.zoo import Size, image_shape
 __all__ = ["ResNet", "cnn1", "cnn2", "lenet", "resnet18", "resnet20", "resnet32"]
 
 Stem = Literal["small", "imagenet"]
+Groups = Size | tuple[Size, ...]
 
 
 def lenet(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -90,7 +91,8 @@ class ResNet(nn.Module):
     """A residual network: a stem, then stages of blocks, each stage after the first at half the resolution.
 
     Stems: "small" is a 3×3 convolution that keeps the resolution; "imagenet" (He et al. 2016) a 7×7 one of stride 2 and
-    3×3 max pooling of stride 2, which leave a quarter of it, for images of 64 pixels and more.
+    3×3 max pooling of stride 2, which leave a quarter of it, for images of 64 pixels and more. `groups` of the norms is
+    one number, or one for each stage; the stem has the first stage's.
     """
 
     def __init__(
@@ -99,21 +101,24 @@ class ResNet(nn.Module):
         classes: int,
         widths: Sequence[int],
         blocks: int,
-        groups: int,
+        groups: Groups,
         stem: Stem,
         output_bias: bool,
     ) -> None:
         super().__init__()
+        each = [groups] * len(widths) if isinstance(groups, int) else groups
+        if len(each) != len(widths):
+            raise ValueError(f"groups = {list(each)}: give one number, or one for each of {len(widths)} stages")
         large = stem == "imagenet"
         kernel, stride, padding = (7, 2, 3) if large else (3, 1, 1)
         self.stem = nn.Conv2d(channels, widths[0], kernel, stride, padding, bias=False)
-        self.norm = nn.GroupNorm(groups, widths[0])
+        self.norm = nn.GroupNorm(each[0], widths[0])
         self.pool: nn.Module = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
         stages: list[nn.Module] = []
         inputs = widths[0]
         for stage, width in enumerate(widths):
             for block in range(blocks):
-                stages.append(Block(inputs, width, 2 if stage and not block else 1, groups))
+                stages.append(Block(inputs, width, 2 if stage and not block else 1, each[stage]))
                 inputs = width
         self.blocks = nn.Sequential(*stages)
         self.output = nn.Linear(inputs, classes, bias=output_bias)
@@ -132,7 +137,7 @@ def resnet18(
     classes: int,
     *,
     width: Size = 64,
-    groups: Size = 2,
+    groups: Groups = 2,
     stem: Stem = "small",
     output_bias: bool = True,
 ) -> nn.Module:
@@ -146,7 +151,7 @@ def resnet20(
     classes: int,
     *,
     width: Size = 16,
-    groups: Size = 2,
+    groups: Groups = 2,
     stem: Stem = "small",
     output_bias: bool = True,
 ) -> nn.Module:
@@ -160,7 +165,7 @@ def resnet32(
     classes: int,
     *,
     width: Size = 16,
-    groups: Size = 2,
+    groups: Groups = 2,
     stem: Stem = "small",
     output_bias: bool = True,
 ) -> nn.Module:
