@@ -13,9 +13,9 @@ F64 = torch.float64
 
 
 def data_of(
-    x: torch.Tensor, y: torch.Tensor, vocabulary: int | None = None, task: TaskName | None = None
+    x: torch.Tensor, y: torch.Tensor, vocabulary: int | None = None, task: TaskName | None = None, *, clients: int = 1
 ) -> FederatedData:
-    rows = Ragged.from_lists([np.arange(len(x))])
+    rows = Ragged.from_lists(np.array_split(np.arange(len(x)), clients))
     return make_federated(
         name="any",
         x=x,
@@ -24,9 +24,9 @@ def data_of(
         train=rows,
         validation=rows,
         test=rows,
-        seen=np.arange(1),
+        seen=np.arange(clients),
         unseen=np.zeros(0, np.int64),
-        client_names=("0",),
+        client_names=tuple(map(str, range(clients))),
         label_names=tuple("012"),
         vocabulary=vocabulary,
         task=task,

@@ -91,11 +91,13 @@ class Layers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Compute linear layers; leave the rest to torch."""
+        """Compute linear layers, and what torch cannot; leave the rest to torch."""
         if func is functional.linear and not kwargs:
             return self._linear(*args)
         if func is spread:
             return self._spread(*args)
+        if self._stack is None and func is functional.group_norm:
+            return _group_norm(*args, **(kwargs or {}))
         if self._stack is not None and func in _CONVOLUTIONS and rounding(args[0]):
             return _biased_after(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -141,6 +143,22 @@ def _biased_after(
     """Return a convolution with its bias added: under vmap, autocast rounds all of its arguments but a shared bias."""
     result = func(x, weight, None, *rest, **options)
     return result if bias is None else result + bias.to(result.dtype).reshape(-1, *[1] * (weight.ndim - 2))
+
+
+def _group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Return the group norm; on a CPU scaled and shifted by itself, if all that is trained are its scale and shift.
+
+    With its channels last, torch's backward takes the gradient of such an x, which nobody needs, from where there is no
+    memory (torch 2.13): the process ends.
+    """
+    if x.requires_grad or x.device.type != "cpu" or not any(p is not None and p.requires_grad for p in (weight, bias)):
+        return functional.group_norm(x, groups, weight, bias, eps)
+    exact, shape = torch.promote_types(x.dtype, torch.float32), [-1] + [1] * (x.ndim - 2)
+    outputs = functional.group_norm(x.to(exact), groups, eps=eps)
+    outputs = outputs if weight is None else outputs * weight.reshape(shape)
+    return (outputs if bias is None else outputs + bias.reshape(shape)).to(x.dtype)
 
 
 class _Linear(torch.autograd.Function):
