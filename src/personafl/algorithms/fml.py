@@ -8,8 +8,9 @@ the step on w, which also learns from labels and has x as its teacher:
         w_i ← w_i − η₃ ∇_w[(1−λ_p) f_i(w) + λ_p KL(x ‖ w)]    at the new x
     server:  w_{t+1} = mean of the new w_i
 
-The paper has a weight for each model, α and β; here both are λ_p (`distillation`), as in QuPeD's comparison. Both
-models learn from labels, and both steps have the training's weight decay and schedule.
+The paper weighs the labels by α in the one and by β in the other; here both are 1 − λ_p (`distillation`), as QuPeD's
+comparison has them "similar to our use of λ_p". Both models learn from labels, and both steps have the training's
+weight decay and schedule.
 """
 
 from __future__ import annotations
