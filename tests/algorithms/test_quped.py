@@ -132,6 +132,7 @@ def test_the_unit_of_the_penalty(work: Steps, unit: str | int, time: int) -> Non
         ),
         (Steps(steps=10, least=2), "epochs", "training.least_steps"),
         (Steps(steps=10, least=2), 40, "training.least_steps"),
+        (Steps(epochs=3, least=2), "epochs", "least_epochs"),
         (Steps(epochs=1), 40, 'set it to "epochs"'),
     ],
 )
