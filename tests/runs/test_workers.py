@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import multiprocessing
 import os
@@ -21,11 +22,11 @@ from personafl.algorithms.training import Training
 from personafl.core import tree
 from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
-from personafl.errors import Diverged
+from personafl.errors import BadInput, Diverged
 from personafl.runs import workers
 from personafl.runs.simulator import Simulation
 from personafl.runs.store import Store
-from personafl.runs.workers import Crew, WorkerFailed
+from personafl.runs.workers import Crew, WorkerFailed, cores, share_cores
 from personafl.testing import make_case
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")
@@ -150,6 +151,26 @@ def test_a_worker_that_dies_is_reported(crew: Any) -> None:
 
 def diverging(task: int) -> int:
     raise Diverged("too far")
+
+
+def test_runs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven cores for two runs are three each; there is one for each of eight. `cores` is as imported, not patched."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
+
+    def among(runs: int) -> int:
+        share_cores(runs)
+        return cores()
+
+    assert [contextvars.copy_context().run(among, runs) for runs in (1, 2, 3, 8)] == [7, 3, 2, 1]
+
+
+def test_a_daemonic_process_trains_by_itself(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python lets it have no children, as those of a `multiprocessing.Pool`."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert cores() == 1
+    assert list(crew(abs, "auto").map([-1])) == list(crew(abs, 1).map([-1])) == [1]
+    with pytest.raises(BadInput, match=r"engine\.workers: 2 cannot be started from a daemonic process"):
+        crew(abs, 2)
 
 
 def test_our_own_errors_come_as_they_are(crew: Any) -> None:

@@ -34,6 +34,7 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_sweep_show_and_resume(main: Main) -> None:
     pytest.importorskip("optuna", reason="sweeps need the extra: pip install personafl[sweep]")
     sweep = ["sweep", *QUICK, "sweep.keys.training.lr=[0.1]", "--trials", "1", "--jobs", "1", "--seeds", "2"]
+    sweep += ["engine.workers=2"]  # a trial may have processes of its own
     found = json.loads(main(*sweep, "--out", "s", "--json"))
     assert [(trial["number"], trial["state"], trial["values"]) for trial in found["trials"]] == [
         (0, "done", {"training.lr": 0.1})

@@ -1,12 +1,17 @@
 """Sweeps through the real processes: choosing by validation data, pruning, stopping, killing and going on."""
 
+import contextlib
+import faulthandler
 import fcntl
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,8 @@ from personafl.runs.values import merged
 
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra: pip install personafl[sweep]")
 
-from personafl.sweep.search import load_sweep, resume_sweep, sweep  # noqa: E402
+from personafl.sweep import worker  # noqa: E402
+from personafl.sweep.search import _Worker, load_sweep, resume_sweep, sweep  # noqa: E402
 from personafl.sweep.study import Study, Trial  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -120,6 +126,39 @@ def test_a_trial_that_diverges_fails_and_the_others_go_on(tmp_path: Path) -> Non
         sweep(recipe(sweep={"keys": {"training": {"lr": [1e30]}}}), tmp_path / "bad", jobs=1)
 
 
+def broken() -> Recipe:
+    raise RuntimeError("no such kernel\nmore of it")
+
+
+def test_a_trial_that_fails_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    task = worker.Task(recipes=(broken,), path=tmp_path, pretrained=tmp_path)
+    here, _ = multiprocessing.Pipe()
+    assert worker._done(task, here, {}) == worker.Done(note="RuntimeError: no such kernel")
+    assert "in broken" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "note"),
+    [
+        (signal.SIGKILL, "its process was killed by SIGKILL; memory may be short: try fewer --jobs"),
+        (signal.SIGSEGV, "its process was killed by SIGSEGV"),
+        (None, "its process ended with code 3"),
+    ],
+)
+def test_a_process_that_ends_is_said_to(how: signal.Signals | None, note: str) -> None:
+    def end() -> None:
+        faulthandler.disable()
+        os._exit(3) if how is None else os.kill(os.getpid(), how)
+
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=end)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        process.start()
+    there.close()
+    assert _Worker(process, here, 1).receive() == worker.Done(note=note)
+
+
 def study_of(path: Path, **section: Any) -> Study:
     path.mkdir(exist_ok=True)
     keys = {"training.lr": {"low": 0.001, "high": 1.0, "log": True}, "method.pull": [0.1, 1.0], "x.n": [1, True]}
@@ -181,7 +220,7 @@ def test_half_a_line_and_a_lock_of_a_killed_process_are_mended(tmp_path: Path) -
 
 def started(path: Path) -> subprocess.Popen[str]:
     """Start a sweep whose first trial takes for ever, and wait until that has a checkpoint."""
-    long = recipe(rounds=100_000, evaluation={"every": 50_000}, engine={"checkpoint_seconds": 0.0})
+    long = recipe(rounds=100_000, evaluation={"every": 50_000}, engine={"checkpoint_seconds": 0.0, "workers": 2})
     path.parent.joinpath("long.toml").write_text(long.to_toml())
     command = [sys.executable, "-c", "from personafl.cli import main; main()", "sweep", "long.toml"]
     process = subprocess.Popen(
@@ -213,13 +252,15 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_where_it_was(
 ) -> None:
     path = tmp_path / "sweep"
     process = started(path)
+    others = below(process.pid)
+    assert len(others) >= 3  # the trial and its two workers, beside what Python starts
     process.send_signal(how)
     _, err = process.communicate(timeout=60)
     if how == signal.SIGINT:
         assert process.returncode == 130
         assert err == "stopped after 0 of 2 trials; continue with: personafl resume sweep\n"
     deadline = time.monotonic() + 30
-    while not free(path / "trials/00000/seed0"):  # the worker ends with its parent
+    while not free(path / "trials/00000/seed0") or not others.isdisjoint(running()):  # all end with their parent
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert [trial.state for trial in load_sweep(path).trials] == ["running"]
@@ -237,6 +278,27 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_where_it_was(
 def lines_of(trial: Path) -> list[str]:
     log = trial / "seed0" / "metrics.jsonl"
     return log.read_text().splitlines() if log.exists() else []
+
+
+def running() -> dict[int, int]:
+    """Return the parent of every process that is not only a name any more."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(status.parent.name)] = int(parent)
+    return found
+
+
+def below(process: int) -> set[int]:
+    """Return the processes that one started, and those that they did."""
+    parents = running()
+    found, more = set[int](), {process}
+    while more:
+        more = {child for child, parent in parents.items() if parent in more}
+        found |= more
+    return found
 
 
 def free(run: Path) -> bool:

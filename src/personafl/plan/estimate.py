@@ -19,6 +19,7 @@ from typing import Any
 from personafl.errors import BadInput
 from personafl.plan.probe import Probe, probe
 from personafl.runs.recipe import PretrainSection, Recipe
+from personafl.runs.workers import end_with_parent
 
 __all__ = ["Estimate", "Plan", "estimate", "make_plan", "stored"]
 
@@ -100,7 +101,7 @@ def make_plan(recipe: Recipe, folder: Path, listener: Listener | None = None) ->
     stages |= {name: one.model_copy(update={"pretrain": PretrainSection()}) for name, one in recipes.items()}
     probes: dict[str, Probe] = {}
     context = multiprocessing.get_context("spawn")  # its memory is that of the runs alone
-    with ProcessPoolExecutor(1, mp_context=context) as process:
+    with ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent) as process:
         for name, one in stages.items():
             if listener is not None:
                 listener(len(probes), len(stages))

@@ -17,6 +17,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -29,10 +30,24 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from personafl.errors import PersonaError
+from personafl.errors import BadInput, PersonaError
 from personafl.runs.store import States, Store
 
-__all__ = ["Count", "Crew", "Hands", "Work", "WorkerFailed", "cores", "crew_for", "done_by", "elsewhere", "one_thread"]
+__all__ = [
+    "Count",
+    "Crew",
+    "Hands",
+    "Work",
+    "WorkerFailed",
+    "cores",
+    "crew_for",
+    "done_by",
+    "elsewhere",
+    "end_with_parent",
+    "ending",
+    "one_thread",
+    "share_cores",
+]
 
 Count = int | Literal["auto"]
 Work = Callable[[Any], Any]
@@ -50,11 +65,38 @@ class WorkerFailed(PersonaError):
         self.task = task
 
 
+_SHARING: ContextVar[int] = ContextVar("sharing", default=1)
+
+
 def cores() -> int:
-    """Return how many workers this machine is good for: its cores; 1 where processes cannot be forked safely."""
+    """Return how many workers are good for a run: its share of the cores; 1 where processes cannot be forked safely."""
     if sys.platform != "linux" or torch.cuda.is_available():  # autograd's threads for a GPU do not survive a fork
         return 1
-    return len(os.sched_getaffinity(0))
+    if multiprocessing.current_process().daemon:  # Python lets it have no children
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // _SHARING.get())
+
+
+def share_cores(runs: int) -> None:
+    """Say that so many runs, each in a process such as this one, have the machine's cores together."""
+    _SHARING.set(runs)
+
+
+def end_with_parent() -> None:
+    """End this process, started by `multiprocessing`, when the one that started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def ending(code: int | None) -> str:
+    """Say how a process ended, by its exit code."""
+    return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
 
 
 class Hands(Protocol):
@@ -77,6 +119,11 @@ class Crew:
     """
 
     def __init__(self, work: Work, count: Count) -> None:
+        if count not in (1, "auto") and multiprocessing.current_process().daemon:
+            raise BadInput(
+                f"engine.workers: {count} cannot be started from a daemonic process, to which Python allows none; "
+                'use engine.workers = 1 or "auto", or start this process with daemon=False'
+            )
         self._work = work
         self._single = count != 1
         self._count = cores() if count == "auto" else count
@@ -240,9 +287,9 @@ class _Worker:
 
     def _died(self, number: int) -> WorkerFailed:
         self.process.join(1)
-        code = self.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended ({code})"
-        return WorkerFailed(f"a worker process {how}; memory may be short: lower engine.memory_mb or workers", number)
+        short = "; memory may be short: lower engine.memory_mb or engine.workers"
+        killed = self.process.exitcode == -signal.SIGKILL
+        return WorkerFailed(f"a worker process {ending(self.process.exitcode)}{short if killed else ''}", number)
 
 
 def _serve(connection: Connection, tasks: _Shelf, results: _Shelf, work: Work, parent: int) -> None:

@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import shlex
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -38,6 +39,7 @@ from personafl.runs.recipe import CompareSection, EngineSection, Recipe
 from personafl.runs.rundir import RunDirectory, refuse_existing, resume_command
 from personafl.runs.runner import prepare
 from personafl.runs.values import merged, put, read_toml
+from personafl.runs.workers import ending
 from personafl.sweep.config import SWEEP_FILE, space
 from personafl.sweep.study import Study, Trial, check_installed
 from personafl.sweep.worker import Done, Score, Task, serve
@@ -302,21 +304,22 @@ class _Worker:
 
     process: BaseProcess
     pipe: Connection
+    jobs: int  # processes like this one
     trial: Trial | None = None
 
     @classmethod
-    def start(cls) -> _Worker:
+    def start(cls, jobs: int) -> _Worker:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there,), daemon=True)
+        process = context.Process(target=serve, args=(there, jobs))  # no daemon: its runs may have workers
         process.start()
         there.close()
-        return cls(process, here)
+        return cls(process, here, jobs)
 
     def begin(self, trial: Trial, task: Task) -> None:
         """Send a trial, to a new process if this one died."""
         if not self.process.is_alive():
-            fresh = _Worker.start()
+            fresh = _Worker.start(self.jobs)
             self.process, self.pipe = fresh.process, fresh.pipe
         self.trial = trial
         self.send(task)
@@ -330,15 +333,17 @@ class _Worker:
             message: Score | Done = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join()
-            return Done(note=f"its process ended with {self.process.exitcode}; out of memory? try fewer --jobs")
+            short = "; memory may be short: try fewer --jobs" if self.process.exitcode == -signal.SIGKILL else ""
+            return Done(note=f"its process {ending(self.process.exitcode)}{short}")
         return message
 
 
 @contextlib.contextmanager
 def _workers(count: int) -> Iterator[list[_Worker]]:
     """Start workers, and end them afterwards."""
-    workers = [_Worker.start() for _ in range(count)]
+    workers: list[_Worker] = []
     try:
+        workers.extend(_Worker.start(count) for _ in range(count))
         yield workers
     finally:
         for worker in workers:

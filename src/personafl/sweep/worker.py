@@ -1,4 +1,4 @@
-"""A process that does trials. It has one thread, and ends with the process that started it.
+"""A process that does trials. It has its share of the cores, and ends with the process that started it.
 
 It is sent tasks, and answers with a Score after every scoring of the first seed, upon which it is told whether to stop,
 and with a Done at the end of each.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import multiprocessing
 import os
 import statistics
-import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,9 +21,11 @@ from personafl import api
 from personafl.data.build import load
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
+from personafl.options import reason
 from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
 from personafl.runs.runner import Listener, Note, Progress, Tuning
+from personafl.runs.workers import end_with_parent, share_cores
 
 __all__ = ["Done", "Score", "Task", "serve", "validation_accuracy"]
 
@@ -60,20 +61,14 @@ class _Pruned(Exception):
     """The trial is not worth going on with."""
 
 
-def serve(pipe: Connection) -> None:
-    """Do tasks until there are no more."""
+def serve(pipe: Connection, jobs: int) -> None:
+    """Do tasks until there are no more, as one of so many processes that do."""
     os.setsid()  # a Ctrl-C in the terminal is the other process's business; it stops this one politely
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
+    share_cores(jobs)
     splits: dict[int, FederatedData] = {}
     while (task := pipe.recv()) is not None:
         pipe.send(_done(task, pipe, splits))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _done(task: Task, pipe: Connection, splits: dict[int, FederatedData]) -> Done:
@@ -94,6 +89,9 @@ def _done(task: Task, pipe: Connection, splits: dict[int, FederatedData]) -> Don
         return Done(broken=str(error))
     except (BadInput, Diverged) as error:
         return Done(note=str(error))
+    except Exception as error:  # a worker that died, or the user's own model: other values may do
+        traceback.print_exc()
+        return Done(note=reason(error))
 
 
 def _run(task: Task, recipe: Recipe, data: FederatedData, listener: Listener | None) -> float:
