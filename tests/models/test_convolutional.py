@@ -91,6 +91,22 @@ def test_resnet18_has_the_personal_parts_of_table_7() -> None:
     assert count(adapted) - count(plain) == count(adapted, "adapter")
 
 
+def test_resnet18_with_imagenets_stem_has_the_personal_parts_of_table_6() -> None:
+    """FedAlt/FedSim, GLDv2: 12.2M; input 0.01M, output 1M, residual adapters 1.4M.
+
+    Input: 3·49·64 + 2·64. Output: 512·2028 + 2028. Adapters at the 3×3 convolutions, which the stem is none of.
+    """
+    with torch.device("meta"):
+        plain = MODELS["resnet18"](input_shape=(3, 224, 224), classes=2028, stem="imagenet", groups=(8, 8, 16, 32))
+        adapted = with_adapters(plain, default_adapter(plain))
+    assert round(count(plain) / 1e6, 1) == 12.2
+    assert count(plain, "input") == 9_536
+    assert count(plain, "output") == 1_040_364
+    assert count(adapted, "adapter") == sum(4 * (c * c + 2 * c) for c in (64, 128, 256, 512)) == 1_400_320
+    groups = [layer.num_groups for layer in plain.modules() if isinstance(layer, torch.nn.GroupNorm)]
+    assert groups == [8] * 5 + [8] * 5 + [16] * 5 + [32] * 5
+
+
 @pytest.mark.parametrize(("name", "options"), [("resnet18", {"width": 4}), ("resnet20", {"width": 2})])
 def test_resnets_halve_the_resolution_per_stage(name: str, options: dict[str, Any]) -> None:
     module = MODELS[name](input_shape=(1, 28, 28), classes=3, **options)
