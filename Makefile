@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo demo-deploy docs results reproduced test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
+.PHONY: checked demo demo-deploy docs results reproduced test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -127,6 +127,12 @@ results: install
 reproduced: install
 	@cat docs/_build/reproduced.head
 	@$(BIN)/personafl reproduce $(RUNS:%=--from %) --markdown
+
+# docs/reproduce.md with its table of settings made anew: make checked > page.md && mv page.md docs/reproduce.md
+checked: install
+	@sed '/^<!-- checked -->$$/q' docs/reproduce.md
+	@folder=$$(mktemp -d) && $(BIN)/python $(DATA)/unpack.py cifar10 $$folder/cifar10.npz && \
+	$(BIN)/personafl reproduce --check --size paper --dataset-dir $(DATA) --dataset cifar10=$$folder/cifar10.npz --markdown && rm -r $$folder
 
 format: install-dev
 	$(BIN)/ruff check --fix .

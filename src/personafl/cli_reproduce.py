@@ -79,6 +79,8 @@ def reproduce(
     if len(names) > 1:
         raise BadInput(f"{names[1]!r}: only one PAPER or PAPER/TABLE can be given; changes are written key.sub=value")
     if checking:
+        if changes:
+            raise BadInput(f"{changes[0]}: --check looks at presets as they are; leave changes out")
         _check(names, size, folder, _paths(dataset), form)
         return
     if sources:
@@ -126,6 +128,7 @@ def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: For
     """Run presets one after the other, and print what came out."""
     from personafl import api
     from personafl.papers.finished import tables_of_preset
+    from personafl.papers.trial import lacking
     from personafl.runs.rundir import claim_name, refuse_existing
 
     if out_path is not None:
@@ -133,6 +136,8 @@ def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: For
     shown: list[Shown] = []
     failures: list[str] = []
     for preset, recipe in work:
+        if preset.size == "paper" and (said := lacking(preset, recipe)):
+            err.print(f"note: {said}", soft_wrap=True, markup=False)
         own = out_path if out_path is None or len(work) == 1 else out_path / preset.setting_name
         path = own or claim_name(Path("runs"), preset.name)
 

@@ -15,8 +15,11 @@ from personafl.papers.catalog import Differs, Paper, Printed
 from personafl.papers.check import Checked, check, markdown
 from personafl.papers.preset import SIZES
 from personafl.papers.settings import Line
+from personafl.papers.trial import lacking
 
 PAPER = papers()["fedbcd"]
+MARK = "<!-- checked -->\n"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
@@ -89,7 +92,7 @@ def test_runs_have_values_of_their_own_and_defaults_count() -> None:
 def test_what_recipes_have_no_key_for_must_be_said() -> None:
     unknown = printed({"model.norm": {"text": "batch normalization"}})
     (problem,) = checked([], unknown).problems
-    assert problem.startswith("model.norm: – here, batch normalization in the paper")
+    assert problem.startswith("model.norm: not set here, batch normalization in the paper")
     assert not checked([{"why": {"model": "it has none"}}], unknown).problems
 
 
@@ -125,29 +128,31 @@ def test_data_that_are_not_here_or_not_whole(tmp_path: Path) -> None:
     assert part.data.startswith("cifar10.npz: only 60 of 60,000 samples, cannot be dealt: partition.")
     assert part.problems == absent.problems
     assert [entry.ours for entry in part.lines] == [entry.ours for entry in absent.lines]
+    said = "fedbcd-d-paper is for the whole data set; cifar10.npz: only 60 of 60,000 samples"
+    assert lacking(preset, preset.recipe(tmp_path)) == said
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A folder with the data sets that are beside this checkout, CIFAR-10 complete."""
+def test_our_presets_can_start_and_are_the_papers(tmp_path: Path) -> None:
+    """All in one test, so that each data set is read once; and docs/reproduce.md has what the command prints."""
     if not SHARED.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
-    for name in ("agnews", "cifar100", "fsdd", "mnist", "shakespeare"):
-        (tmp_path / name).symlink_to(SHARED / name)
-    subprocess.run([sys.executable, SHARED / "unpack.py", "cifar10", tmp_path / "cifar10.npz"], check=True)
-    return tmp_path
-
-
-def test_our_presets_can_start_and_are_the_papers(data: Path) -> None:
-    """All in one test, so that each data set is unpacked and read once."""
-    chosen = [papers()[key] for key in ("quped", "fedbcd")]
+    whole = {"cifar10": tmp_path / "cifar10.npz"}
+    subprocess.run([sys.executable, SHARED / "unpack.py", "cifar10", whole["cifar10"]], check=True)
     found = [
-        check(preset, data) for paper in chosen for size in SIZES for preset in presets(paper, list(paper.tables), size)
+        check(preset, SHARED, {key: path for key, path in whole.items() if key in paper.datasets})
+        for paper in papers().values()
+        for size in SIZES
+        for preset in presets(paper, list(paper.tables), size)
     ]
     problems = {one.preset.name: one.problems for one in found if one.problems}
     assert not problems, json.dumps(problems, indent=1, ensure_ascii=False)
     dealt = {one.preset.setting.at(one.preset.size).dataset for one in found if "dealt to" in one.data}
-    assert dealt >= {"digits", "mnist", "cifar10", "agnews"}
+    assert dealt >= {"digits", "mnist", "cifar10", "cifar100", "agnews", "shakespeare", "fsdd"}
+    page = (DOCS / "reproduce.md").read_text().partition(MARK)[2].strip().splitlines()
+    printed = markdown([one for one in found if one.preset.size == "paper"]).strip().splitlines()
+    assert page == printed, (
+        "docs/reproduce.md is not up to date: make checked > page.md && mv page.md docs/reproduce.md"
+    )
 
 
 @pytest.mark.parametrize("paper", papers().values(), ids=lambda paper: paper.key)
@@ -166,15 +171,13 @@ def test_groups_are_about_settings_and_runs_that_exist(paper: Paper) -> None:
 def test_markdown_joins_presets_that_agree() -> None:
     found = [check(preset) for preset in presets(PAPER, ["figure3a", "figure3b"], "small")]
     text = markdown(found)
-    assert text.startswith(
-        "### fedbcd, size small\n\n| setting | presets | runs | ours | paper | where | why it differs |\n|"
-    )
+    assert text.startswith("### fedbcd, size small\n\n| setting | of | ours | paper | where | why it differs |\n|")
     assert (
-        "| training.batch | all |  | 8 | R = 32 | §5 | rate 0.05, batches of 8, 1 to 5 steps in place of epochs |\n"
+        "| training.batch | all | 8 | R = 32 | §5 | rate 0.05, batches of 8, 1 to 5 steps in place of epochs |\n"
         in text
     )
-    assert "| data.partition.labels | a |  | 3 | diversity 3 |" in text
-    assert "| data.partition.labels | b |  | 6 | diversity 6 |" in text
+    assert "| data.partition.labels | a | 3 | diversity 3 |" in text
+    assert "| data.partition.labels | b | 6 | diversity 6 |" in text
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +200,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert one["name"] == "fedbcd-a-small"
     assert not one["problems"]
     monkeypatch.setattr("personafl.papers.catalog.papers", lambda: {"fedbcd": small([], printed({"rounds": 81}))})
+    code, _, err = call("fedbcd", "training.lr=1")
+    assert code == 2
+    assert "training.lr=1: --check looks at presets as they are" in err
     code, out, err = call("--size", "small")
     assert code == 2
     assert "problem: rounds: 80 here, 81 in the paper" in out

@@ -21,6 +21,20 @@ from personafl.runs.recipe import Recipe
 
 __all__ = ["Checked", "check", "markdown", "rendered"]
 
+_SECTIONS = (
+    "rounds",
+    "data",
+    "model",
+    "devices",
+    "training",
+    "federation",
+    "cloud",
+    "method",
+    "pretrain",
+    "finetune",
+    "seeds",
+)
+_ORDER = {section: number for number, section in enumerate(_SECTIONS)}  # in a table; others come last
 TITLES = ("setting", "runs", "ours", "paper", "where", "why it differs")
 
 
@@ -82,23 +96,29 @@ def markdown(checked: Sequence[Checked]) -> str:
     parts = []
     for (key, size), group in itertools.groupby(checked, lambda one: (one.preset.paper.key, one.preset.size)):
         presets = list(group)
-        shared: dict[tuple[str, ...], list[str]] = {}
-        for one in presets:
-            for line in one.lines:
-                shared.setdefault(_cells(line, _runs(line, one)), []).append(one.preset.setting_name)
-        order = {
-            setting: number
-            for number, setting in enumerate(dict.fromkeys(line.key for one in presets for line in one.lines))
-        }
-        rows = sorted(shared.items(), key=lambda item: order[item[0][0]])
-        table = [
-            [setting, "all" if len(names) == len(presets) else ", ".join(names), *rest]
-            for (setting, *rest), names in rows
-        ]
-        parts.append(f"### {key}, size {size}\n\n" + _table(("setting", "presets", *TITLES[1:]), table))
+        parts.append(f"### {key}, size {size}\n\n" + _table(("setting", "of", *TITLES[2:]), _shared(presets)))
         parts.append(_table(("preset", "data"), [[one.preset.name, one.data] for one in presets]))
         parts += [f"**{one.preset.name}**: {problem}" for one in presets for problem in one.problems]
     return "\n\n".join(parts) + "\n"
+
+
+def _shared(presets: Sequence[Checked]) -> list[list[str]]:
+    """Return the lines of several presets, each with those that have it so and their runs."""
+    shared: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for one in presets:
+        for line in one.lines:
+            key, runs, *rest = _cells(line, _runs(line, one))
+            shared.setdefault((key, *rest), {}).setdefault(runs, []).append(one.preset.setting_name)
+    order = list(dict.fromkeys(key for key, *_ in shared))
+    order.sort(key=lambda key: _ORDER.get(key.partition(".")[0], len(_ORDER)))
+    lines = []
+    for (key, *rest), those in sorted(shared.items(), key=lambda item: order.index(item[0][0])):
+        names = [
+            ("all" if len(settings) == len(presets) else ", ".join(settings)) + (f" ({runs})" if runs else "")
+            for runs, settings in those.items()
+        ]
+        lines.append([key, "; ".join(names), *rest])
+    return lines
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -27,7 +27,7 @@ class Line:
     """A setting of some runs, ours and the paper's."""
 
     key: str
-    runs: tuple[str, ...]  # that have it so; (): all
+    runs: tuple[str, ...]  # that have it so; (): all, or of a method's option all that have it
     ours: str
     paper: str
     where: str  # in the paper; empty if it does not say
@@ -96,7 +96,8 @@ def _joined(key: str, cells: Mapping[str, tuple[Any, ...]], every: int) -> Itera
         groups.setdefault(cell, []).append(run)
     for cell, runs in groups.items():
         ours, paper, where, why, wrong = cell
-        yield Line(key, () if len(runs) == every else tuple(runs), ours, paper, where, why, wrong)
+        whole = len(runs) == every or (len(groups) == 1 and key.startswith("method."))
+        yield Line(key, () if whole else tuple(runs), ours, paper, where, why, wrong)
 
 
 def _keys(settings: Mapping[str, Settings], given: set[str], printed: Sequence[Printed]) -> dict[str, None]:
@@ -190,7 +191,7 @@ def _shown(value: Value) -> str:
 def text_of(value: Any) -> str:
     """Write a value as a reader would."""
     if value is None:
-        return "–"
+        return "not set"
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -32,7 +32,7 @@ from personafl.papers.settings import UNKNOWN
 from personafl.runs.recipe import Recipe
 from personafl.runs.runner import Job, prepare
 
-__all__ = ["Trial", "try_start"]
+__all__ = ["Trial", "lacking", "try_start"]
 
 _MANY = 1000  # clients, where only the data would say
 
@@ -72,6 +72,12 @@ def try_start(preset: Preset, recipe: Recipe, source: str | Path | None) -> Tria
         except Exception as error:  # whatever it is, it would end the run, and the others are still to be looked at
             problems.append(f"{run} cannot start: {type(error).__name__}: {error}")
     return Trial(said, facts, tuple(problems))
+
+
+def lacking(preset: Preset, recipe: Recipe) -> str | None:
+    """Say so if the recipe's data are a part of what the preset needs."""
+    said, whole = _described(recipe.data, preset.paper.datasets.get(preset.setting.at(preset.size).dataset))
+    return None if whole else f"{preset.name} is for the whole data set; {said}"
 
 
 def _prepared(run: Recipe, data: FederatedData) -> Job:
