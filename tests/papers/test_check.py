@@ -1,6 +1,7 @@
 """`personafl reproduce --check`: what it finds in presets that are wrong in one thing, and that ours are in order."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,12 @@ from personafl.papers import papers, presets
 from personafl.papers.catalog import Differs, Paper, Printed
 from personafl.papers.check import Checked, check, markdown
 from personafl.papers.preset import SIZES
-from personafl.papers.settings import Line
+from personafl.papers.settings import Line, text_of
 from personafl.papers.trial import lacking
 
 PAPER = papers()["fedbcd"]
+TEXTS = Path(__file__).resolve().parents[3] / "shared" / "papers"
+FILES = {"fedalt": "fedalt-fedsim.txt", "fedslr": "fedslr.txt", "quped": "quped-arxiv.txt", "fedbcd": "fedbcd.txt"}
 MARK = "<!-- checked -->\n"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -92,7 +95,7 @@ def test_runs_have_values_of_their_own_and_defaults_count() -> None:
 def test_what_recipes_have_no_key_for_must_be_said() -> None:
     unknown = printed({"model.norm": {"text": "batch normalization"}})
     (problem,) = checked([], unknown).problems
-    assert problem.startswith("model.norm: not set here, batch normalization in the paper")
+    assert problem.startswith("model.norm: – here, batch normalization in the paper")
     assert not checked([{"why": {"model": "it has none"}}], unknown).problems
 
 
@@ -166,6 +169,37 @@ def test_groups_are_about_settings_and_runs_that_exist(paper: Paper) -> None:
         within = set().union(*(runs[name] for name in paper.settings if group.of_setting(name)))
         for pattern in group.runs:
             assert any(Differs(runs=(pattern,), why={}).of_run(run) for run in within), f"{pattern} in {group}"
+
+
+def spellings(number: str) -> set[str]:
+    """Return how a paper may print a number: 1000 also as 1,000, 5e-4 also as 5 × 10^{-4}."""
+    value = float(number)
+    found = {number, f"{value:g}"} | ({f"{int(value)}", f"{int(value):,}"} if value.is_integer() else set())
+    if 0 < value < 1:
+        digits, _, power = f"{value:e}".partition("e")
+        digits, power = f"{float(digits):g}", f"{int(power)}"
+        found |= {
+            f"{digits}e{power}",
+            f"{digits}e^{{{power}}}",
+            f"{digits} \\times 10^{{{power}}}",
+            f"{digits}×10^{{{power}}}",
+        }
+        found |= {f"{value:.10f}".rstrip("0")} | ({f"10^{{{power}}}"} if digits == "1" else set())
+    return found
+
+
+@pytest.mark.parametrize("paper", papers().values(), ids=lambda paper: paper.key)
+def test_the_settings_are_printed_in_the_papers(paper: Paper) -> None:
+    """Every number of the table, as it is said to be printed, is in the paper's text."""
+    if not TEXTS.is_dir():
+        pytest.skip("the papers' texts are not beside this checkout (../shared/papers)")
+    text = (TEXTS / FILES[paper.key]).read_text()
+    for group in paper.printed:
+        for key, value in group.values.items():
+            said = text_of(value.value) if value.text is None else value.text
+            for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", said.replace(",", "")):
+                there = any(re.search(rf"(?<![\d.]){re.escape(form)}(?!\d)", text) for form in spellings(number))
+                assert there, f"{key} of {group.settings}: {said}"
 
 
 def test_markdown_joins_presets_that_agree() -> None:

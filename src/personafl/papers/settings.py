@@ -191,7 +191,7 @@ def _shown(value: Value) -> str:
 def text_of(value: Any) -> str:
     """Write a value as a reader would."""
     if value is None:
-        return "not set"
+        return "–"
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
