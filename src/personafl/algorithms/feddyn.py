@@ -10,8 +10,8 @@ D. A. E. Acar et al., *Federated Learning Based on Dynamic Regularization*, ICLR
 Where all agree, Σ γ_i = 0 is the optimality condition of the global problem, whatever the clients' differences. The
 server keeps one mean, not a dual per client. FedSLR's first phase is this with α = 1/η_g (`fedslr`).
 
-With uploads weighted by samples, 1/M becomes n_i/n: the mean stays that of the duals, weighted as the objective is. The
-paper's means are plain, `federation.weights = "uniform"`.
+Deviation: uploads are weighted as the recipe says. By samples, the default, 1/M becomes n_i/n: the mean stays that of
+the duals, weighted as the objective Σ(n_i/n)f_i is; the paper's means are plain, `federation.weights = "uniform"`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ at 0. With η the learning rate of the round and K the number of minibatches tha
                c ← c + |S|/M · mean_S(c_i⁺ − c_i)                    so that c is the mean of all M c_i
 
 At the optimum of the global problem c = 0 and c_i = ∇f_i(x): nothing moves, whatever K and the cohort. The first round
-is FedAvg's. With uploads weighted by samples |S|/M is the cohort's share of them, and c the mean of the c_i weighted as
-the objective is; the paper's means are plain, `federation.weights = "uniform"`.
+is FedAvg's.
+
+Deviation: uploads are weighted as the recipe says. By samples, the default, |S|/M is the cohort's share of them, c the
+mean of the c_i weighted so, and the objective Σ(n_i/n)f_i; the paper's is (1/M)Σf_i, `federation.weights = "uniform"`.
 
 Only for plain SGD is (x − y)/(Kη) the mean gradient, so momentum and adaptive optimizers are refused. Weight decay is
 part of f_i. Where training.clip acts, it limits the corrected gradient, and c_i⁺ is as if f_i's had been the less for
