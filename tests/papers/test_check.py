@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from personafl import cli
-from personafl.papers import papers, presets
+from personafl.papers import find, papers, presets
 from personafl.papers.catalog import Differs, Paper, Printed
 from personafl.papers.check import Checked, check, markdown
 from personafl.papers.preset import SIZES
@@ -89,7 +89,7 @@ def test_runs_have_values_of_their_own_and_defaults_count() -> None:
     assert not found.problems
     assert line(found, "method.penalty", "fedbcdi").ours == "0.2"
     assert line(found, "training.momentum", "fedprox").ours == "0.9"
-    assert line(found, "training.momentum", "fedavg").ours == "0"
+    assert line(found, "training.momentum", "fedavg").ours == "0.0"
 
 
 def test_what_recipes_have_no_key_for_must_be_said() -> None:
@@ -200,6 +200,13 @@ def test_the_settings_are_printed_in_the_papers(paper: Paper) -> None:
             for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", said.replace(",", "")):
                 there = any(re.search(rf"(?<![\d.]){re.escape(form)}(?!\d)", text) for form in spellings(number))
                 assert there, f"{key} of {group.settings}: {said}"
+
+
+def test_the_page_of_small_runs_says_what_their_presets_say() -> None:
+    sections = re.split(r"(?m)^## (?=\w+/)", (DOCS / "reproduced.md").read_text())[1:]
+    for section in sections:
+        (preset,) = presets(*find(section.partition(":")[0]), "small")
+        assert f"What differs from the paper: {preset.differs}." in section, preset.name
 
 
 def test_markdown_joins_presets_that_agree() -> None:

@@ -199,7 +199,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        text = f"{value:.6g}"
+        return f"{text}.0" if text.isdigit() else text  # a cohort of 1.0 is everyone, one of 1 a single client
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} {text_of(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
