@@ -30,24 +30,27 @@ def test_no_pull() -> None:
 
 
 def test_a_parameter_without_a_term_has_none_of_it() -> None:
-    term = Quadratic({"a": torch.ones(2)}, {"b": torch.zeros(2)}, 0.5)
+    term, w = Quadratic({"a": torch.ones(2)}, {"b": torch.zeros(2)}, 0.5), dict.fromkeys("abc", torch.full((2,), 4.0))
     assert [term.has(name) for name in "abc"] == [True, True, False]
-    assert {name: g.tolist() for name, g in term.gradient(dict.fromkeys("abc", torch.full((2,), 4.0))).items()} == {
+    assert {name: g.tolist() for name, g in term.onto(tree.zeros_like(w), w).items()} == {
         "a": [1.0, 1.0],
         "b": [2.0, 2.0],
         "c": [0.0, 0.0],
     }
+    assert all(term._replace(decay=0.1).has(name) for name in "abc")
 
 
 @pytest.mark.parametrize("sloped", [True, False])
 @pytest.mark.parametrize("held", [True, False])
-def test_the_gradient_of_a_quadratic_is_that_of_its_formula(sloped: bool, held: bool) -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_the_gradient_of_a_quadratic_is_that_of_its_formula(sloped: bool, held: bool, decay: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    w, slope, anchor = ({"a": torch.randn(3, 2, generator=generator, dtype=F64)} for _ in range(3))
-    term = Quadratic(slope if sloped else None, anchor if held else None, 0.7 if held else 0.0)
+    w, slope, anchor, other = ({"a": torch.randn(3, 2, generator=generator, dtype=F64)} for _ in range(4))
+    term = Quadratic(slope if sloped else None, anchor if held else None, 0.7 if held else 0.0, decay)
 
     def value(v: tree.Params) -> torch.Tensor:
-        total = torch.zeros((), dtype=F64) if not sloped else tree.dot(slope, v)
-        return total + pull(v, anchor, 0.7) if held else total + 0 * v["a"].sum()
+        total = tree.dot(other, v) + 0.5 * decay * tree.dot(v, v)
+        total = total + tree.dot(slope, v) if sloped else total
+        return total + pull(v, anchor, 0.7) if held else total
 
-    torch.testing.assert_close(term.gradient(w)["a"], torch.func.grad(value)(w)["a"], rtol=0, atol=1e-14)
+    torch.testing.assert_close(term.onto(other, w)["a"], torch.func.grad(value)(w)["a"], rtol=0, atol=1e-14)

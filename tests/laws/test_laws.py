@@ -21,7 +21,7 @@ SCHEDULE = Linear(rounds=4, warmup=0.5)
 FULL = Sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3, clip=1.0, schedule=SCHEDULE)
 SCHEDULED = {
     "full": Training(work=Steps(steps=3, batch=4), optimizer=FULL),  # no client waits: steps are in place
-    "bare": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, schedule=SCHEDULE)),
+    "decay": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, weight_decay=1e-3, schedule=SCHEDULE)),
 }
 
 

@@ -67,6 +67,9 @@ def _trained(
 ) -> tuple[Params, Tensor, Spanned | None]:
     """Return the last x and the mean objective, or those of the same training in a span."""
     spanned = None
+    if optimizer.apart is not None:
+        decay, optimizer = optimizer.apart
+        term = (term or Quadratic())._replace(decay=decay)
     if isinstance(objective, MeanLoss) and isinstance(batches, Batches) and not batches.augment:
         objective, batches = on_features(objective, start, batches)
         spanned = in_span(objective, start, batches, optimizer, term) if prox is None else None
@@ -98,7 +101,7 @@ def descend_from(
         if factor is None:
             here = optimizer.look(params, state)
             gradient, value = gradient_and_value(objective, here, batch)
-            gradient = gradient if term is None else tree.add(gradient, term.gradient(here))
+            gradient = gradient if term is None else term.onto(gradient, here)
             moved, stepped = optimizer.move(gradient, state, params, owned=owned)
         else:
             taken = alive if prox is None else None

@@ -54,7 +54,7 @@ def step(
     stack = stack_around()
     if not _tapeable(params, stack):
         gradient, value = grad_and_value(objective)(params, batch)
-        gradient = gradient if term is None else tree.add(gradient, term.gradient(params))
+        gradient = gradient if term is None else term.onto(gradient, params)
         moved = tree.add_scaled(params, gradient, factor)
         return (moved if alive is None else tree.where(alive, moved, params)), value
     tape = _taped(objective, params, batch, stack, factored=True)
@@ -65,7 +65,8 @@ def step(
         for name, leaf in tape.leaves.items():
             value, own, dense = leaf.detach(), owned, tape.dense[name]
             if term is not None and term.has(name):  # first, for it is to be taken where the step begins
-                value, own = _moved_by(_plain_term(tape, term, name), value, rate, taken, into=own), True
+                parts = [None if part is None else tape.plain(part) for part in term.parts(name)]
+                value, own = _moved_by(term, parts, value, rate, taken, into=own), True
             if dense is not None:
                 value, own = tree.added(value, _masked(dense, taken), rate, into=own), True
             for part in tape.factored.get(name, ()):
@@ -74,26 +75,25 @@ def step(
     return tape.each(moved)
 
 
-def _plain_term(tape: _Tape, term: Quadratic, name: str) -> tuple[Tensor | None, Tensor | None, float]:
-    """Return a term's slope, anchor and strength for one parameter."""
-    slope, anchor = (None if part is None else tape.plain(part) for part in term.parts(name))
-    return slope, anchor, term.strength
-
-
 def _moved_by(
-    term: tuple[Tensor | None, Tensor | None, float],
+    term: Quadratic,
+    parts: list[Tensor | None],
     value: Tensor,
     rate: float | Tensor,
     taken: Tensor | None,
     *,
     into: bool,
 ) -> Tensor:
-    """Return value + rate · ∇term(value), the gradient never written."""
-    slope, anchor, strength = term
+    """Return value + rate · ∇term(value), the gradient never written; `parts` are the term's slope and anchor."""
+    slope, anchor = parts
     if taken is not None:
         rate = taken.to(value.dtype) * rate
-    if anchor is not None:
-        part = -strength * rate
+    if term.decay:  # rate · (strength + decay) of the value itself, then what the anchor adds
+        strength = term.decay if anchor is None else term.decay + term.strength
+        value, into = tree.added(value, value, strength * rate, into=into), True
+        value = value if anchor is None else tree.added(value, anchor, -term.strength * rate, into=True)
+    elif anchor is not None:
+        part = -term.strength * rate
         if isinstance(part, Tensor):
             part = part.to(value.dtype).reshape(-1, *[1] * (value.ndim - 1)) if part.ndim else part.to(value.dtype)
         value, into = value.lerp_(anchor, part) if into else value.lerp(anchor, part), True

@@ -49,7 +49,9 @@ class Optimizer(NamedTuple):
 
     `onto`, where given, is `update` with the step added to the parameters, in one pass over them; if its last argument
     says that nobody else has them, in their place. `factor`, where given, says that the step is factor · gradient;
-    `linear` says that it is a linear function of the gradients so far, one for all entries of a parameter.
+    `linear` says that it is a linear function of the gradients so far, one for all entries of a parameter, and `alike`
+    that it is one for all parameters too. `apart`, where given, is weight decay and an optimizer: this one's step is
+    that one's for the gradient + decay · params.
     """
 
     init: Callable[[Params], Tree]
@@ -58,6 +60,8 @@ class Optimizer(NamedTuple):
     onto: Callable[[Params, Tree, Params, bool], tuple[Params, Tree]] | None = None
     factor: float | Tensor | None = None
     linear: bool = False
+    alike: bool = False
+    apart: tuple[float, Optimizer] | None = None
 
     def move(self, gradient: Params, state: Tree, params: Params, owned: bool = False) -> tuple[Params, Tree]:
         """Return the parameters after the step, and the state; if they are `owned` by the caller, in their place."""
@@ -85,12 +89,14 @@ def scale(factor: float | Tensor) -> Optimizer:
     def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
         return tree.add_scaled(params, g, factor, into=owned), state
 
-    return _stateless(lambda g, params: tree.scale(g, factor))._replace(onto=onto, factor=factor, linear=True)
+    return _stateless(lambda g, params: tree.scale(g, factor))._replace(
+        onto=onto, factor=factor, linear=True, alike=True
+    )
 
 
 def add_decayed_weights(decay: float) -> Optimizer:
     """Add decay · params: the gradient of (decay/2)‖params‖²."""
-    return _stateless(lambda g, params: tree.map(lambda a, p: a + decay * p, g, params))
+    return _stateless(lambda g, params: tree.map(lambda a, p: torch.add(a, p, alpha=decay), g, params))
 
 
 def clip_by_global_norm(limit: float) -> Optimizer:
@@ -102,10 +108,10 @@ def trace(momentum: float, nesterov: bool = False) -> Optimizer:
     """Heavy-ball momentum as PyTorch has it: b ← momentum·b + g; Nesterov returns g + momentum·b."""
 
     def update(g: Params, state: Params, params: Params) -> tuple[Params, Params]:
-        state = tree.map(lambda b, a: momentum * b + a, state, g)
-        return (tree.map(lambda a, b: a + momentum * b, g, state) if nesterov else state), state
+        state = tree.map(lambda b, a: torch.add(a, b, alpha=momentum), state, g)
+        return (tree.map(lambda a, b: torch.add(a, b, alpha=momentum), g, state) if nesterov else state), state
 
-    return Optimizer(tree.zeros_like, update, linear=True)
+    return Optimizer(tree.zeros_like, update, linear=True, alike=True)
 
 
 def _adaptive(
@@ -168,8 +174,8 @@ def chain(*parts: Optimizer) -> Optimizer:
         return tuple(part.init(params) for part in parts)
 
     factor = parts[0].factor if len(parts) == 1 else None
-    linear = all(part.linear for part in parts)
-    return Optimizer(init, update, onto=onto if parts else None, factor=factor, linear=linear)
+    linear, alike = (all(getattr(part, what) for part in parts) for what in ("linear", "alike"))
+    return Optimizer(init, update, onto=onto if parts else None, factor=factor, linear=linear, alike=alike)
 
 
 def accelerated(step: Optimizer, momentum: float, box: float | None) -> Optimizer:
@@ -249,10 +255,11 @@ class Sgd:
 
     def at(self, round_: Tensor) -> Optimizer:
         """Return the optimizer of one round."""
-        parts = _front(self.clip, self.weight_decay)
-        if self.momentum:
-            parts.append(trace(self.momentum, self.nesterov))
-        return chain(*parts, scale(-self.rate(round_)))
+        steps = [trace(self.momentum, self.nesterov)] if self.momentum else []
+        steps.append(scale(-self.rate(round_)))
+        whole = chain(*_front(self.clip, self.weight_decay), *steps)
+        plain = self.clip is None and self.weight_decay
+        return whole._replace(apart=(self.weight_decay, chain(*steps))) if plain else whole
 
 
 @dataclass(frozen=True, kw_only=True)

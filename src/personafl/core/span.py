@@ -13,12 +13,14 @@ is the same training. Z W₀ᵀ and the Gram matrix Z Zᵀ are computed once, W 
 With one epoch they are more, but in products of many samples at a time, which a GPU does several times as fast. There Z
 has the samples in the order of the steps (one that comes twice is there twice): step k sees rows before its own alone.
 
-A term ⟨c, W⟩ + (μ/2)‖W − V‖² is taken along: its gradient is D + μ(W − W₀) with a constant D = c + μ(W₀ − V), so that
-W = W₀ + AᵀZ + s·D with one number s more, and Z Dᵀ is computed once too. Equal results up to rounding.
+A term ⟨c, W⟩ + (μ/2)‖W − V‖² + (d/2)‖W‖² is taken along: its gradient is D + (μ + d)(W − W₀) with a constant
+D = c + μ(W₀ − V) + d·W₀, so that W = W₀ + AᵀZ + s·D with one number s more, and Z Dᵀ is computed once too. Equal
+results up to rounding.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,7 +107,7 @@ def in_span(
         return None
     origin = start[layer.weight]
     along = None if term is None else _direction(term, layer.weight, origin)
-    if along is not None and optimizer.factor is None:  # s may not be treated as W is
+    if along is not None and not optimizer.alike:  # s may not be treated as W is
         return None
     form = _cheapest(objective, origin.shape, batches, products=2 if along is None else 3)
     if form is None:
@@ -157,7 +159,9 @@ def _direction(term: Quadratic, weight: str, origin: Tensor) -> Tensor | None:
     """Return D, the gradient of a term at W₀; None if it is known to be 0."""
     slope, anchor = term.parts(weight)
     pulled = None if anchor is None or anchor is origin else term.strength * (origin - anchor)
-    return pulled if slope is None else slope if pulled is None else slope + pulled
+    decayed = term.decay * origin if term.decay else None
+    parts = [part for part in (slope, pulled, decayed) if part is not None]
+    return functools.reduce(torch.add, parts) if parts else None
 
 
 def _told(term: Quadratic, weight: str, start: Params) -> Quadratic:
@@ -168,7 +172,7 @@ def _told(term: Quadratic, weight: str, start: Params) -> Quadratic:
         slope[_ALONG] = torch.ones_like(start[_ALONG])
     if weight in anchor:
         anchor |= {name: torch.zeros_like(start[name]) for name in (weight, _ALONG) if name in start}
-    return Quadratic(slope or None, anchor or None, term.strength)
+    return Quadratic(slope or None, anchor or None, term.strength, term.decay)
 
 
 def _cheapest(

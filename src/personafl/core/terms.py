@@ -20,19 +20,21 @@ def pull(w: Params, anchor: Params, strength: float) -> Tensor:
 
 
 class Quadratic(NamedTuple):
-    """The term ⟨slope, w⟩ + (strength/2)‖w − anchor‖², either part of which may be missing, also for some parameters.
+    """The term ⟨slope, w⟩ + (strength/2)‖w − anchor‖² + (decay/2)‖w‖².
 
-    Its gradient is slope + strength·(w − anchor): training that is told so (`descend`) adds it to a step in one pass
-    over w, where to differentiate an objective with the term in it takes many.
+    The first two parts may be missing, also for some parameters. Its gradient is slope + strength·(w − anchor) +
+    decay·w: training that is told so (`descend`) adds it to a step in few passes over w, where to differentiate an
+    objective with the term in it takes many.
     """
 
     slope: Params | None = None
     anchor: Params | None = None
     strength: float = 0.0
+    decay: float = 0.0
 
-    def gradient(self, w: Params) -> Params:
-        """Return the gradient at w."""
-        return {name: self._at(name, value) for name, value in w.items()}
+    def onto(self, gradient: Params, w: Params) -> Params:
+        """Return a gradient with that of the term at w added."""
+        return {name: self._onto(name, g, w[name]) for name, g in gradient.items()}
 
     def parts(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         """Return the slope and the anchor of one parameter."""
@@ -40,11 +42,12 @@ class Quadratic(NamedTuple):
 
     def has(self, name: str) -> bool:
         """Say whether there is a term of one parameter."""
-        return any(part is not None for part in self.parts(name))
+        return self.decay != 0 or any(part is not None for part in self.parts(name))
 
-    def _at(self, name: str, value: Tensor) -> Tensor:
+    def _onto(self, name: str, gradient: Tensor, value: Tensor) -> Tensor:
         slope, anchor = self.parts(name)
-        pulled = None if anchor is None else self.strength * (value - anchor)
-        if pulled is None:
-            return torch.zeros_like(value) if slope is None else slope
-        return pulled if slope is None else slope + pulled
+        if slope is not None:
+            gradient = gradient + slope
+        if anchor is not None:
+            gradient = torch.add(gradient, value - anchor, alpha=self.strength)
+        return torch.add(gradient, value, alpha=self.decay) if self.decay else gradient
