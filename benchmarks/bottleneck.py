@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from with_personafl import Personafl
 from work import WORKS
 
-from personafl.runs.engine import steps_of
+from personafl.simulate.engine import steps_of
 
 
 def best(work: Callable[[], object], times: int = 8) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 import personafl
 from personafl.errors import Diverged
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory
+from personafl.storage.rundir import RunDirectory
 
 CLASSES = 4
 SCALES: dict[str, dict[str, Any]] = {

@@ -23,18 +23,18 @@ import torch
 from torch import nn
 
 from personafl.algorithms import METHODS, Training
-from personafl.core import frozen
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.data.federated import FederatedData, Ragged, make_federated
+from personafl.fast import frozen
 from personafl.models import personal_split, zoo
-from personafl.runs.engine import Engine
-from personafl.runs.hardware import placed, set_arithmetic
-from personafl.runs.simulator import Federation, Simulation
-from personafl.runs.store import Store
+from personafl.simulate.engine import Engine
+from personafl.simulate.hardware import placed, set_arithmetic
+from personafl.simulate.simulator import Federation, Simulation
+from personafl.storage.store import Store
 
 
 def cifar_cnn() -> nn.Module:

@@ -36,13 +36,13 @@ from personafl.core.optim import Sgd
 from personafl.core.schedule import Exponential
 from personafl.data.federated import Ragged, make_federated
 from personafl.data.window import Window
+from personafl.fast.graphs import Graphs
 from personafl.models import convolutional
-from personafl.runs.engine import Engine, gather
-from personafl.runs.graphs import Graphs
-from personafl.runs.hardware import set_arithmetic
-from personafl.runs.simulator import Federation, Simulation
-from personafl.runs.store import Store
-from personafl.runs.trainer import bound
+from personafl.simulate.engine import Engine, gather
+from personafl.simulate.hardware import set_arithmetic
+from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.trainer import bound
+from personafl.storage.store import Store
 
 PLAIN = Sgd(lr=0.05)
 FULL = replace(PLAIN, momentum=0.9, weight_decay=1e-4, schedule=Exponential(rate=0.99))

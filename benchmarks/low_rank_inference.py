@@ -17,8 +17,8 @@ from personafl.core.prox import as_matrix, nuclear
 from personafl.models import MODELS
 from personafl.models.cost import latency, multiply_adds
 from personafl.models.factored import factorize
-from personafl.runs.recipe import Recipe
-from personafl.runs.values import read_toml
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import read_toml
 
 
 def factored(weight: torch.Tensor) -> torch.Tensor | wire.Factored:

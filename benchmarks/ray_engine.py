@@ -27,12 +27,12 @@ import torch
 
 from personafl import Recipe
 from personafl.core import tree
-from personafl.runs import ray_node
-from personafl.runs.cloud import make_simulation
-from personafl.runs.cluster import connected
+from personafl.recipe.values import apply_overrides
 from personafl.runs.runner import Job, prepare
-from personafl.runs.store import Store
-from personafl.runs.values import apply_overrides
+from personafl.simulate.cloud import make_simulation
+from personafl.simulate.workers import ray_node
+from personafl.simulate.workers.cluster import connected
+from personafl.storage.store import Store
 
 COMMON = ["data.partition.kind=dirichlet", "data.partition.clients=40", "engine.workers=2", "training.epochs=5"]
 CASES = {

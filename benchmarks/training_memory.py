@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from personafl.data.federated import FederatedData, Ragged, make_federated
+from personafl.exports.memory import Memory, training_memory
 from personafl.papers import find, presets
-from personafl.runs.memory import Memory, training_memory
 from personafl.runs.runner import prepare
 
 # Of a sample: its shape, and the classes or words that there are. Then Table 10 in MB: no personal part, input, output,

@@ -20,7 +20,7 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 @pytest.fixture(autouse=True)
 def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engine.workers = "auto" mean this process: tests start workers only where they say so."""
-    monkeypatch.setattr("personafl.runs.workers.cores", lambda: 1)
+    monkeypatch.setattr("personafl.simulate.workers.local.cores", lambda: 1)
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.net import Net
 from personafl.data.federated import Ragged, make_federated
-from personafl.runs.engine import Engine
-from personafl.runs.simulator import Federation, Simulation
-from personafl.runs.store import Store
+from personafl.simulate.engine import Engine
+from personafl.simulate.simulator import Federation, Simulation
+from personafl.storage.store import Store
 
 Vector = NDArray[np.float64]
 SIZES = (3, 7, 5)

@@ -13,7 +13,7 @@ from least_squares import simulator
 from personafl.core import wire
 from personafl.core.algorithm import Problem
 from personafl.core.net import Net
-from personafl.runs.simulator import Simulation
+from personafl.simulate.simulator import Simulation
 
 Matrix = NDArray[np.float64]
 SIZES = (6, 9, 5, 8)

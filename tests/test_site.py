@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from personafl.algorithms import METHODS
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 

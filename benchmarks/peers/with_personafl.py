@@ -23,10 +23,10 @@ from personafl.core.optim import Sgd
 from personafl.core.schedule import Constant, Exponential
 from personafl.core.split import Split
 from personafl.data.federated import Ragged, make_federated
-from personafl.runs.calibrate import calibrated
-from personafl.runs.engine import Engine
-from personafl.runs.simulator import Federation, Simulation
-from personafl.runs.store import Store
+from personafl.simulate.calibrate import calibrated
+from personafl.simulate.engine import Engine
+from personafl.simulate.simulator import Federation, Simulation
+from personafl.storage.store import Store
 
 __all__ = ["Personafl"]
 

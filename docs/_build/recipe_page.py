@@ -15,8 +15,8 @@ import tomli_w
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from personafl.runs.recipe import Recipe
-from personafl.runs.values import plain, without_none
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import plain, without_none
 
 HEAD = """# Recipe
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from personafl.api import Comparison, compare, resume, run
     from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
-    from personafl.runs.export import Exported, export
-    from personafl.runs.modelfile import load_model
-    from personafl.runs.recipe import Recipe
+    from personafl.exports.export import Exported, export
+    from personafl.recipe.recipe import Recipe
     from personafl.runs.result import Result
+    from personafl.storage.modelfile import load_model
 
 __all__ = [
     "BadInput",
@@ -41,11 +41,11 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'personafl' has no attribute {name!r}")
     homes = {
-        "Exported": "personafl.runs.export",
-        "Recipe": "personafl.runs.recipe",
+        "Exported": "personafl.exports.export",
+        "Recipe": "personafl.recipe.recipe",
         "Result": "personafl.runs.result",
-        "export": "personafl.runs.export",
-        "load_model": "personafl.runs.modelfile",
+        "export": "personafl.exports.export",
+        "load_model": "personafl.storage.modelfile",
     }
     errors = {"BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed"}
     home = homes.get(name, "personafl.errors" if name in errors else "personafl.api")

@@ -15,12 +15,19 @@ import personafl.data.build as data_build
 from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged
-from personafl.runs.files import read_json
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import read_toml
 from personafl.runs.result import Result
-from personafl.runs.rundir import COMPARISON_FILE, PAGE_FILE, RunDirectory, claim_name, refuse_existing, resume_command
 from personafl.runs.runner import Listener, prepare, run_job
-from personafl.runs.values import read_toml
+from personafl.storage.files import read_json
+from personafl.storage.rundir import (
+    COMPARISON_FILE,
+    PAGE_FILE,
+    RunDirectory,
+    claim_name,
+    refuse_existing,
+    resume_command,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,9 +26,9 @@ from personafl.core.net import Net
 from personafl.core.split import Split
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData, Ragged, make_federated
-from personafl.runs.engine import Engine, Strategy, gather
-from personafl.runs.simulator import Federation, Simulation
-from personafl.runs.store import Store
+from personafl.simulate.engine import Engine, Strategy, gather
+from personafl.simulate.simulator import Federation, Simulation
+from personafl.storage.store import Store
 
 __all__ = ["LAWS", "Case", "check_algorithm", "make_case"]
 

@@ -18,8 +18,8 @@ from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Exponential
 from personafl.errors import BadInput
 from personafl.runs.scoring import tune
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
+from personafl.simulate.simulator import Simulation
+from personafl.storage.store import Store
 from personafl.testing import check_algorithm, make_case
 
 LR, STEPS = 0.05, 3

@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from least_squares import LeastSquares, personal
-from personafl.algorithms import Training
+from personafl.algorithms import Training, quantize
 from personafl.algorithms.binaryrelax import BinaryRelaxClient, binaryrelax, on_grid
 from personafl.algorithms.local import local
 from personafl.algorithms.personal import Personal
-from personafl.core import quantize, wire
+from personafl.core import wire
 from personafl.core.algorithm import Empty, Problem
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.losses import cross_entropy

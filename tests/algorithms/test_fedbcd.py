@@ -18,11 +18,11 @@ from personafl.core.net import Net
 from personafl.core.optim import Accelerated, Adaptive, Sgd
 from personafl.core.schedule import Exponential
 from personafl.errors import BadInput
-from personafl.runs.cohort import draw_cohort, draw_offline
-from personafl.runs.engine import Engine, gather, paces
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
-from personafl.runs.trainer import bound
+from personafl.simulate.cohort import draw_cohort, draw_offline
+from personafl.simulate.engine import Engine, gather, paces
+from personafl.simulate.simulator import Simulation
+from personafl.simulate.trainer import bound
+from personafl.storage.store import Store
 from personafl.testing import make_case
 
 CLIENTS = range(3)

@@ -7,7 +7,7 @@ from least_squares import LeastSquares, shared
 from personafl.algorithms import METHODS, Training
 from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
-from personafl.runs.cohort import draw_cohort
+from personafl.simulate.cohort import draw_cohort
 
 LR, STEPS, PULL = 0.05, 3, 0.8
 TRAINING = Training(work=Steps(steps=STEPS, batch=None), optimizer=Sgd(lr=LR))

@@ -14,9 +14,9 @@ from personafl.core.optim import Sgd
 from personafl.core.split import Split
 from personafl.core.tree import flatten
 from personafl.errors import BadInput
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import prepare
-from personafl.runs.simulator import Simulation
+from personafl.simulate.simulator import Simulation
 
 LR, STEPS, HEAD = 0.05, 3, 4
 TRAINING = Training(work=Steps(steps=STEPS, batch=None), optimizer=Sgd(lr=LR))

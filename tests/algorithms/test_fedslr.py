@@ -34,7 +34,7 @@ from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.core.schedule import Exponential
 from personafl.errors import Diverged
-from personafl.runs.cohort import draw_cohort
+from personafl.simulate.cohort import draw_cohort
 from personafl.testing import check_algorithm, make_case
 
 LR, STEPS, ETA, RANK, SPARSE = 0.05, 4, 0.7, 0.4, 0.3

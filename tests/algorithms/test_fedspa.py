@@ -20,8 +20,8 @@ from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Adaptive, Sgd
 from personafl.runs.scoring import tune
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
+from personafl.simulate.simulator import Simulation
+from personafl.storage.store import Store
 from personafl.testing import Case, check_algorithm, make_case
 
 LR, STEPS = 0.05, 3

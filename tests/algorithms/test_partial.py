@@ -17,9 +17,9 @@ from personafl.core.schedule import Exponential
 from personafl.core.split import Split
 from personafl.core.tree import flatten
 from personafl.errors import BadInput
-from personafl.runs.engine import gather
-from personafl.runs.simulator import Simulation
-from personafl.runs.trainer import bound
+from personafl.simulate.engine import gather
+from personafl.simulate.simulator import Simulation
+from personafl.simulate.trainer import bound
 from personafl.testing import make_case
 
 LR, LR_V, STEPS = 0.05, 0.03, 3

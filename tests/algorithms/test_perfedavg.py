@@ -19,9 +19,9 @@ from personafl.core.net import Net
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.tree import Params
 from personafl.errors import BadInput
-from personafl.runs.engine import gather
 from personafl.runs.scoring import tune
-from personafl.runs.store import Store
+from personafl.simulate.engine import gather
+from personafl.storage.store import Store
 from personafl.testing import check_algorithm, make_case
 
 LR, RATE, STEPS = 0.05, 0.2, 3

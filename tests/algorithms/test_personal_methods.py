@@ -9,7 +9,7 @@ from personafl.algorithms import METHODS, Training
 from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
 from personafl.runs.scoring import score, tune
-from personafl.runs.store import Store
+from personafl.storage.store import Store
 
 LR, STEPS = 0.05, 3
 TRAINING = Training(work=Steps(steps=STEPS, batch=None), optimizer=Sgd(lr=LR))

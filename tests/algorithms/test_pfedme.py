@@ -9,7 +9,7 @@ from personafl.algorithms import METHODS, Training
 from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
 from personafl.runs.scoring import tune
-from personafl.runs.store import Store
+from personafl.storage.store import Store
 
 LR, STEPS, INNER = 0.05, 3, 4
 PULL, OUTER = 2.0, 0.15

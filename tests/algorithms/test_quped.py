@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from least_squares import LeastSquares
-from personafl.algorithms import METHODS, Training
+from personafl.algorithms import METHODS, Training, quantize
 from personafl.algorithms.averaging import Model
 from personafl.algorithms.quped import Centered, QupedClient, divergence, quped
-from personafl.core import quantize, rng, tree, wire
+from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy

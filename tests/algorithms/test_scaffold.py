@@ -13,7 +13,7 @@ from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Exponential, Linear
 from personafl.errors import BadInput
-from personafl.runs.simulator import Simulation
+from personafl.simulate.simulator import Simulation
 from personafl.testing import SIZES, make_case
 
 LR, STEPS = 0.05, 3

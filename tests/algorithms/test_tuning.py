@@ -20,7 +20,7 @@ from personafl.core.prox import l1
 from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Step
 from personafl.core.split import Split
 from personafl.core.tree import Params
-from personafl.runs.engine import gather
+from personafl.simulate.engine import gather
 from personafl.testing import Case, make_case
 
 LR, ROUNDS, CLIENT = 0.3, 60, 1

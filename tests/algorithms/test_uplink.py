@@ -25,12 +25,12 @@ from personafl.core.net import Net
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.prox import as_matrix
 from personafl.errors import BadInput, Diverged
-from personafl.runs.engine import gather
-from personafl.runs.recipe import Recipe
-from personafl.runs.rundir import RunDirectory
+from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import prepare
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
+from personafl.simulate.engine import gather
+from personafl.simulate.simulator import Simulation
+from personafl.storage.rundir import RunDirectory
+from personafl.storage.store import Store
 from personafl.testing import check_algorithm, make_case
 
 TRAINING = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3, clip=1.0))

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from personafl.cloud.clock import Aggregation, Phases, Turn, play
-from personafl.cloud.latency import Constant, Exponential, Latency
 from personafl.cloud.protocol import Coordinator
 from personafl.cloud.topology import Topology
+from personafl.latency.laws import Constant, Exponential, Latency
 
 LENGTHS = {0: (7.0, 1.0, 1.0, 1.0), 1: (2.0, 3.0, 2.0, 2.0), 2: (3.0, 2.0, 4.0, 3.0)}  # server -> its rounds, in order
 

@@ -18,7 +18,7 @@ from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.objective import MeanLoss
 from personafl.core.optim import Sgd
-from personafl.core.stack import Stack, stacked
+from personafl.fast.stack import Stack, stacked
 
 CASES = [
     (Augment(flip=True), (3, 5, 4)),

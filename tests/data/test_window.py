@@ -14,12 +14,12 @@ from personafl.core import tree
 from personafl.data.federated import FederatedData, Ragged
 from personafl.data.window import Window
 from personafl.errors import BadInput
-from personafl.runs.cloud import make_simulation
-from personafl.runs.hardware import placed
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import Job, prepare
 from personafl.runs.scoring import score, tune
-from personafl.runs.store import Store
+from personafl.simulate.cloud import make_simulation
+from personafl.simulate.hardware import placed
+from personafl.storage.store import Store
 from personafl.testing import make_case
 
 CPU, META = torch.device("cpu"), torch.device("meta")

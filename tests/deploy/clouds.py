@@ -36,13 +36,15 @@ from processes import (
 
 from personafl.cloud.clock import Aggregation, Turn
 from personafl.core import wire
-from personafl.deploy import coordination, pki, serving  # all that children need and that survives a fork
-from personafl.runs.cloud import CloudSimulation
-from personafl.runs.recipe import Recipe
-from personafl.runs.rundir import RunDirectory
+from personafl.deploy import pki
+from personafl.deploy.device import serving  # all that children need and that survives a fork
+from personafl.deploy.server import coordination
+from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import prepare
 from personafl.runs.scoring import score
-from personafl.runs.store import Store
+from personafl.simulate.cloud import CloudSimulation
+from personafl.storage.rundir import RunDirectory
+from personafl.storage.store import Store
 
 SHARED = (coordination, serving)
 Outcome = tuple[list[bytes], States]  # the servers' states, and their devices'
@@ -90,9 +92,9 @@ class CloudCluster(Cluster):
         if name.startswith("device-"):
             super().be(name)
             return
-        from personafl.deploy.answering import Listening
-        from personafl.deploy.cloudserver import CloudServerConfig, run_cloud_server
-        from personafl.deploy.coordinator import run_coordinator
+        from personafl.deploy.server.cloudserver import CloudServerConfig, run_cloud_server
+        from personafl.deploy.server.coordinator import run_coordinator
+        from personafl.deploy.server.service import Listening
 
         torch.set_num_threads(1)
         port = self.port if name == "coordinator" else self.ports[self.servers.index(name)]
@@ -338,7 +340,7 @@ def _slowly(seconds: float) -> Callable[[], None]:
     """Make a device take so long for a round."""
 
     def before() -> None:
-        from personafl.deploy.training import LocalClient
+        from personafl.deploy.device.training import LocalClient
 
         train = LocalClient.train
 
@@ -353,15 +355,15 @@ def _slowly(seconds: float) -> Callable[[], None]:
 
 def _delayed(recipe: Recipe, factor: float) -> Callable[[], None]:
     """Play a recipe's latencies in a device: SIMULATED delays, in real time times a factor."""
-    from personafl.runs.engine import local_steps
+    from personafl.simulate.engine import local_steps
 
     steps = local_steps(recipe.training.build().work, recipe.seed)
     assert recipe.cloud is not None
     arrival, step = recipe.cloud.arrival, recipe.cloud.step
 
     def before() -> None:
-        from personafl.deploy import device
-        from personafl.deploy.training import LocalClient
+        from personafl.deploy.device import device
+        from personafl.deploy.device.training import LocalClient
 
         train, turn = LocalClient.train, device._Device._turn
         dice = random.Random()

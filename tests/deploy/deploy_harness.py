@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from personafl.deploy import pki
-from personafl.deploy.datafile import deal
-from personafl.deploy.device import DeviceConfig, run_device
-from personafl.deploy.identity import Identity, Revocations, identify
-from personafl.deploy.messages import Report, Said
-from personafl.deploy.rounds import Rounds
-from personafl.deploy.server import Event, ServerConfig, run_server
-from personafl.deploy.transport import Channel, serve
-from personafl.runs.recipe import Recipe
+from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.device import DeviceConfig, run_device
+from personafl.deploy.net.identity import Identity, Revocations, identify
+from personafl.deploy.net.messages import Report, Said
+from personafl.deploy.net.transport import Channel, serve
+from personafl.deploy.server.rounds import Rounds
+from personafl.deploy.server.server import Event, ServerConfig, run_server
+from personafl.recipe.recipe import Recipe
 
 __all__ = ["Loopback", "answering", "channel", "identity_of", "loopback"]
 

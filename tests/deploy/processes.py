@@ -29,17 +29,17 @@ import torch
 from personafl.algorithms import METHODS
 from personafl.core import wire
 from personafl.deploy import pki
-from personafl.deploy.datafile import deal
-from personafl.deploy.state import DeviceState
-from personafl.runs.recipe import Recipe
-from personafl.runs.rundir import RunDirectory
+from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.state import DeviceState
+from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import prepare
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
+from personafl.simulate.simulator import Simulation
+from personafl.storage.rundir import RunDirectory
+from personafl.storage.store import Store
 
 sys.path[:0] = [
     str(Path(__file__).resolve().parent),
-    str(Path(__file__).resolve().parents[1] / "runs"),
+    str(Path(__file__).resolve().parents[1]),
 ]
 
 SMALL: dict[str, Any] = {
@@ -151,8 +151,8 @@ class Cluster:
 
     def be(self, name: str) -> None:
         """Be a server, a device, or several devices, whose names are joined by a comma; to the end."""
-        from personafl.deploy.device import DeviceConfig, run_device
-        from personafl.deploy.server import ServerConfig, run_server
+        from personafl.deploy.device.device import DeviceConfig, run_device
+        from personafl.deploy.server.server import ServerConfig, run_server
 
         torch.set_num_threads(1)
 
@@ -400,7 +400,7 @@ def _absent(share: float) -> Callable[[], None]:
     """Make a device sleep through a share of its rounds, by (number, round): it trains, and is too late."""
 
     def before() -> None:
-        from personafl.deploy.training import LocalClient
+        from personafl.deploy.device.training import LocalClient
 
         train = LocalClient.train
 
@@ -501,14 +501,14 @@ def malformed(count: int = 10_000) -> Iterator[dict[str, Any]]:
 async def _hostile(made: Cluster, count: int, classes: Any, generated: Any, end: int) -> None:
     from collections import Counter
 
-    from personafl.deploy.codes import Refused
-    from personafl.deploy.datafile import load_own
-    from personafl.deploy.messages import Hello, Pull, Update, digest_of
-    from personafl.deploy.training import LocalClient
-    from personafl.deploy.transport import Channel
+    from personafl.deploy.device.datafile import load_own
+    from personafl.deploy.device.training import LocalClient
+    from personafl.deploy.net.codes import Refused
+    from personafl.deploy.net.messages import Hello, Pull, Update, digest_of
+    from personafl.deploy.net.transport import Channel
 
     line = Channel(f"localhost:{made.port}", pki.Files.beside(made.folder / "pki" / "device-0.pem"), lambda kind: 2**24)
-    from personafl.deploy.messages import Knock
+    from personafl.deploy.net.messages import Knock
 
     welcome, _ = await line.ask(Knock())
     state = DeviceState(made.folder / "hostile", welcome.run, 0)  # type: ignore[attr-defined]
@@ -597,7 +597,7 @@ def _remember(folder: Path) -> None:
 
 
 def _samples_of(made: Cluster) -> list[bytes]:
-    from personafl.deploy.datafile import load_own
+    from personafl.deploy.device.datafile import load_own
 
     found = []
     for number in made.numbers:

@@ -17,20 +17,20 @@ from deploy_harness import channel, identity_of
 
 from personafl.core import wire
 from personafl.deploy import pki
-from personafl.deploy.answering import Event, Listening
-from personafl.deploy.cloudserver import CloudRounds, CloudServerConfig, run_cloud_server
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.coordination import Coordination
-from personafl.deploy.coordinator import run_coordinator
-from personafl.deploy.datafile import deal
-from personafl.deploy.messages import Announce, Beat, Hello, Join, Proceed
-from personafl.deploy.operator import ask_status
-from personafl.deploy.rounds import Rounds
-from personafl.deploy.tiers import fingerprint, sum_like
+from personafl.deploy.device.datafile import deal
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Announce, Beat, Hello, Join, Proceed
+from personafl.deploy.server.agreement import fingerprint, sum_like
+from personafl.deploy.server.cloudserver import CloudRounds, CloudServerConfig, run_cloud_server
+from personafl.deploy.server.coordination import Coordination
+from personafl.deploy.server.coordinator import run_coordinator
+from personafl.deploy.server.operator import ask_status
+from personafl.deploy.server.rounds import Rounds
+from personafl.deploy.server.service import Event, Listening
 from personafl.errors import BadInput
-from personafl.runs.cloud import without_own
-from personafl.runs.devices import DeviceSection
-from personafl.runs.recipe import Recipe
+from personafl.recipe.devices import DeviceSection
+from personafl.recipe.recipe import Recipe
+from personafl.simulate.cloud import without_own
 
 DRIVER = Path(__file__).with_name("clouds.py")
 

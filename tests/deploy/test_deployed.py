@@ -16,21 +16,22 @@ from deploy_harness import Loopback, loopback
 from processes import SMALL, States, plain, recipe_of, simulated
 
 from personafl.algorithms import METHODS
-from personafl.deploy import device as device_module
-from personafl.deploy import training, transport
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.datafile import Own, deal, load_own
-from personafl.deploy.messages import Hello, Knock, Leave, Pull, Update
-from personafl.deploy.rounds import Rounds
-from personafl.deploy.serving import predict
-from personafl.deploy.state import DeviceState, Pending
-from personafl.deploy.training import LocalClient
-from personafl.deploy.transport import Channel
+from personafl.deploy.device import device as device_module
+from personafl.deploy.device import training
+from personafl.deploy.device.datafile import Own, deal, load_own
+from personafl.deploy.device.serving import predict
+from personafl.deploy.device.state import DeviceState, Pending
+from personafl.deploy.device.training import LocalClient
+from personafl.deploy.net import transport
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Hello, Knock, Leave, Pull, Update
+from personafl.deploy.net.transport import Channel
+from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput
-from personafl.runs.cohort import draw_cohort
-from personafl.runs.modelfile import card_of
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import prepare
+from personafl.simulate.cohort import draw_cohort
+from personafl.storage.modelfile import card_of
 
 
 def outcome(made: Loopback, rounds: Rounds) -> tuple[bytes, States]:

@@ -13,9 +13,9 @@ import pytest
 from deploy_harness import answering, channel
 
 from personafl.deploy import pki
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.messages import Pull, Status
-from personafl.deploy.transport import Channel, Unreachable
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Pull, Status
+from personafl.deploy.net.transport import Channel, Unreachable
 
 ASK = Pull(returning=False)
 

@@ -15,9 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personafl.deploy import pki
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.messages import HEADER_BYTES, Message, Part, Pull, Said, Task, Update, digest_of, header, parse
-from personafl.deploy.stream import CHUNK, Partials, frames, receive
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import (
+    HEADER_BYTES,
+    Message,
+    Part,
+    Pull,
+    Said,
+    Task,
+    Update,
+    digest_of,
+    header,
+    parse,
+)
+from personafl.deploy.net.stream import CHUNK, Partials, frames, receive
 
 DIGEST = "0" * 64
 GOOD = Update(round=3, model=DIGEST, samples=5)
@@ -141,7 +152,7 @@ def test_an_answer_that_breaks_off_is_continued(tmp_path: Path, monkeypatch: pyt
     """The connection is cut in the middle of a reply of 5 MB; the second try sends only the rest."""
     pki.init(tmp_path / "pki")
     payload, sent = bytes(range(256)) * (5 * CHUNK // 256), []
-    from personafl.deploy import transport
+    from personafl.deploy.net import transport
 
     original = transport.frames
 

@@ -18,16 +18,16 @@ from personafl.core import wire
 from personafl.core.algorithm import upload_type
 from personafl.core.tree import Params
 from personafl.deploy import pki
-from personafl.deploy.checks import check_declared, opened_update
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.datafile import load_own
-from personafl.deploy.identity import Identity
-from personafl.deploy.messages import Hello, Update, digest_of
-from personafl.deploy.rounds import Rounds
-from personafl.deploy.state import DeviceState
-from personafl.deploy.training import LocalClient
+from personafl.deploy.device.datafile import load_own
+from personafl.deploy.device.state import DeviceState
+from personafl.deploy.device.training import LocalClient
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.identity import Identity
+from personafl.deploy.net.messages import Hello, Update, digest_of
+from personafl.deploy.net.payload import check_declared, opened_update
+from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 
 BOUND = 100.0
 
@@ -48,7 +48,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
 
 
 def second_round(folder: Path, recipe: Recipe) -> Open:
-    from personafl.deploy.datafile import deal
+    from personafl.deploy.device.datafile import deal
 
     pki.init(folder / "pki")
     recipe, files = deal(recipe, folder / "dealt")

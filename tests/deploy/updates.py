@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 
 from personafl.core import wire
-from personafl.deploy.codes import Code
-from personafl.deploy.messages import Update
+from personafl.deploy.net.codes import Code
+from personafl.deploy.net.messages import Update
 
 Named = dict[str, torch.Tensor]
 Made = tuple[Update, bytes]

@@ -13,9 +13,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from personafl.deploy.datafile import deal
+from personafl.deploy.device.datafile import deal
 from personafl.flower import client_app, server_app
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 
 __all__ = ["Node", "Nodes"]
 

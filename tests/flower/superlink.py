@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from processes import Cluster, free_port, recipe_of
 
 from personafl.deploy import pki
-from personafl.deploy.datafile import deal
+from personafl.deploy.device.datafile import deal
 from personafl.flower.app import write_app
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 
 __all__ = ["Deployment", "deployment"]
 

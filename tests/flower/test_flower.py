@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from personafl.cli import app as cli
 from personafl.core import wire
-from personafl.deploy.datafile import deal
-from personafl.deploy.state import DeviceState
+from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.state import DeviceState
 from personafl.errors import BadInput
-from personafl.runs.modelfile import card_of
-from personafl.runs.rundir import RunDirectory
+from personafl.storage.modelfile import card_of
+from personafl.storage.rundir import RunDirectory
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 

@@ -14,8 +14,8 @@ import httpx
 from processes import free_port, plain, recipe_of, simulated
 from superlink import deployment
 
-from personafl.deploy.state import DeviceState
-from personafl.runs.rundir import RunDirectory
+from personafl.deploy.device.state import DeviceState
+from personafl.storage.rundir import RunDirectory
 
 
 def test_superlink_and_supernodes_give_the_simulators_bits_over_a_kill(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from personafl.core.losses import TASKS
 from personafl.core.optim import Sgd
 from personafl.models import make_net_and_split
 from personafl.runs.scoring import tune
-from personafl.runs.store import Store
+from personafl.storage.store import Store
 from personafl.testing import Case, _close, _everything
 
 TRAINING = Training(work=Steps(steps=2, batch=2), optimizer=Sgd(lr=0.1))

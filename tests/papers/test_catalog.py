@@ -9,7 +9,7 @@ from personafl.errors import BadInput
 from personafl.papers import find, papers, presets
 from personafl.papers.catalog import FOLDER, Claim, Table
 from personafl.papers.preset import SIZES, Preset, named_by
-from personafl.runs.cohort import draw_cohort
+from personafl.simulate.cohort import draw_cohort
 
 TABLES = [(f"{paper.key}/{name}", table) for paper in papers().values() for name, table in paper.tables.items()]
 PRESETS = [p for paper in papers().values() for size in SIZES for p in presets(paper, list(paper.tables), size)]

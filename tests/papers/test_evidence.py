@@ -15,8 +15,8 @@ from personafl.papers import find
 from personafl.papers.catalog import Claim
 from personafl.papers.finished import ran
 from personafl.papers.verdict import named
-from personafl.runs.recipe import Recipe
-from personafl.runs.values import from_words
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import from_words
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,16 +19,16 @@ from rich.console import Console
 from scipy.stats import gaussian_kde
 
 import personafl
+from personafl.cli.display import result_tables
 from personafl.data.federated import Ragged, make_federated
-from personafl.display import result_tables
 from personafl.report.clients import client_table
 from personafl.report.curves import by_label, curve_figures, joined, timelines
+from personafl.report.gains import clients_of
 from personafl.report.load import load
 from personafl.report.page import page_of, write_page
-from personafl.report.people import clients_of
-from personafl.report.rows import density
+from personafl.report.spread import density
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory
+from personafl.storage.rundir import RunDirectory
 from report.cases import CLOUD, SMALL
 
 Single = Callable[..., Path]

@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crash_driver import COMPARISON, FAILPOINTS, differences, outcome
 from sklearn.datasets import load_digits
 from torch import nn
 
+from crash_driver import COMPARISON, FAILPOINTS, differences, outcome
 from personafl import api
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.fedavg import fedavg
 from personafl.errors import BadInput, Interrupted
+from personafl.recipe.values import apply_overrides
 from personafl.runs import runner
-from personafl.runs.rundir import RunDirectory, claim_name
 from personafl.runs.runner import Progress
-from personafl.runs.store import Store
-from personafl.runs.values import apply_overrides
+from personafl.storage.rundir import RunDirectory, claim_name
+from personafl.storage.store import Store
 
 PERSONAFL = [sys.executable, "-c", "from personafl.cli import main; main()"]
 RECIPE = apply_overrides({}, FAILPOINTS)
@@ -56,7 +56,7 @@ def changed(**sections: Any) -> dict[str, Any]:
 
 
 def driver(*words: str) -> subprocess.Popen[str]:
-    script = Path(__file__).with_name("crash_driver.py")
+    script = Path(__file__).parents[1] / "crash_driver.py"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, script, *words], stdout=pipe, stderr=pipe, text=True, env=environment())
 

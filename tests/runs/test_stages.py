@@ -11,9 +11,9 @@ import torch
 
 from personafl import api
 from personafl.errors import BadInput
+from personafl.exports.memory import training_memory
+from personafl.recipe.recipe import Recipe
 from personafl.runs import runner
-from personafl.runs.memory import training_memory
-from personafl.runs.recipe import Recipe
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -195,7 +195,7 @@ def test_memory_by_the_formula_and_measured() -> None:
 
 
 def test_shapes_alone_give_the_same_memory() -> None:
-    """On "meta" nothing is computed, whatever training does with large layers (`core.layers`)."""
+    """On "meta" nothing is computed, whatever training does with large layers (`fast.layers`)."""
     job = runner.prepare(Recipe.parse(recipe(model={"hidden": [300, 100]})))
     expected, fed = training_memory(job), job.federation
     fed.problems[0].net.to(torch.device("meta"), fed.dtype)

@@ -10,8 +10,8 @@ import pytest
 from personafl import BadInput, Recipe, api
 from personafl.runs import tracking
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory
 from personafl.runs.runner import Progress, Tuning
+from personafl.storage.rundir import RunDirectory
 
 RECIPE: dict[str, Any] = {
     "name": "small",

@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 
 import personafl
+from personafl.cli.display import detail_tables, result_tables
 from personafl.data import load
-from personafl.display import detail_tables, result_tables
+from personafl.recipe.recipe import Recipe
+from personafl.report.gains import clients_of
 from personafl.report.load import load as load_runs
-from personafl.report.people import clients_of
-from personafl.runs.recipe import Recipe
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory
+from personafl.storage.rundir import RunDirectory
 
 SMALL: dict[str, Any] = {
     "rounds": 3,

@@ -12,6 +12,7 @@ from rich.console import Console
 from torch import nn
 
 import personafl
+from personafl.cli.display import detail_tables, result_tables
 from personafl.core.algorithm import Problem
 from personafl.core.losses import TASKS, ctc_greedy, edit_distance, word_edits
 from personafl.core.net import Net
@@ -20,12 +21,11 @@ from personafl.data import DataConfig, FederatedData, federate
 from personafl.data.config import Quantity
 from personafl.data.sources.dataset import checked
 from personafl.data.spelling import SPACE_NAME
-from personafl.display import detail_tables, result_tables
 from personafl.evaluate.score import score_personal, score_shared
 from personafl.papers.catalog import Row, Table
 from personafl.papers.verdict import judge, outcomes
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory
+from personafl.storage.rundir import RunDirectory
 
 
 def spoken(names: list[str], clients: int = 6) -> FederatedData:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from personafl import BadInput, Diverged, Recipe, api
-from personafl.runs.values import merged
+from personafl.recipe.values import merged
 
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra: pip install personafl[sweep]")
 
@@ -166,7 +166,7 @@ def study_of(path: Path, **section: Any) -> Study:
 
 
 def _section(keys: dict[str, Any], section: dict[str, Any]) -> Any:
-    from personafl.sweep.config import SweepSection
+    from personafl.recipe.sweep import SweepSection
 
     return SweepSection(keys=keys, **section)
 

@@ -21,15 +21,15 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from personafl.algorithms import quantize
 from personafl.algorithms.local import LocalClient, NoServer
 from personafl.algorithms.personal import Personal, fine_tuning
+from personafl.algorithms.quantize import FullPrecision
 from personafl.algorithms.quped import Bits
 from personafl.algorithms.training import Count, Rate, Training
-from personafl.core import quantize
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Batch, Batches
 from personafl.core.descend import descend
-from personafl.core.quantize import FullPrecision
 from personafl.core.tree import Params, Tree
 
 __all__ = ["BinaryRelaxClient", "binaryrelax", "on_grid"]

@@ -27,7 +27,7 @@ client that missed some of them.
 models" (D.2.2), η₂ is constant unless `center_schedule` says otherwise. Weight decay is a part of the step on x. The
 step on w has none in the paper: `shared_decay` adds one.
 
-Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `core.quantize`). R's factor ½ is in
+Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `quantize`). R's factor ½ is in
 the widths here, so that `penalty` is twice the λ of the authors' runs.
 
 Centers: ∇_c F_i sums over a center's n_j members, up to 10⁵ in a large layer, and so does the prox. Their step is that
@@ -62,14 +62,15 @@ from torch import Tensor
 from torch.func import grad, grad_and_value
 from torch.nn import functional
 
+from personafl.algorithms import quantize
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import fine_tuning, retrained, steady
+from personafl.algorithms.quantize import FullPrecision
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
-from personafl.core import quantize, tree
+from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.optim import Accelerated, LocalOptimizer, OptimizerSpec, Sgd
-from personafl.core.quantize import FullPrecision
 from personafl.core.schedule import Constant, Exponential, Step
 from personafl.core.terms import pull
 from personafl.core.tree import Params, Tree

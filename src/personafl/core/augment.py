@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng, tree
-from personafl.core.stack import stack_around
+from personafl.fast.stack import stack_around
 
 __all__ = ["UNCHANGED", "Augment", "augmented"]
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from personafl.core import rng, tree
 from personafl.core.augment import UNCHANGED, Augment, augmented
-from personafl.core.stack import Outside, stack_around
+from personafl.fast.stack import Outside, stack_around
 
 __all__ = [
     "Batch",
@@ -327,7 +327,7 @@ def marked(real: NDArray[np.bool_], most: int) -> Gaps | NoGaps:
 
 
 def plainly_marked(full: bool, most: int) -> Gaps | NoGaps:
-    """Return a mark that is mostly the same in every round, for recordings (`runs.graphs`).
+    """Return a mark that is mostly the same in every round, for recordings (`fast.graphs`).
 
     `full` says whether every step of every client has a real sample.
     """

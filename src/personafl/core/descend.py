@@ -10,15 +10,15 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.batches import Batches, Step, Stream
-from personafl.core.frozen import on_features
-from personafl.core.gradient import gradient_and_value, step
 from personafl.core.objective import MeanLoss
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
-from personafl.core.span import Spanned, in_span
-from personafl.core.stack import differentiated
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params, Tree
+from personafl.fast.frozen import on_features
+from personafl.fast.gradient import gradient_and_value, step
+from personafl.fast.span import Spanned, in_span
+from personafl.fast.stack import differentiated
 
 __all__ = ["Objective", "descend", "descend_from", "descent"]
 
@@ -42,8 +42,8 @@ def descend(
 
     A step may also look at several minibatches (`Zipped`) or many steps at one (`Repeated`).
 
-    Where the objective is a network's mean loss, work that is the same in every step is done once: `core.frozen`,
-    `core.span`. Equal results up to rounding. Augmented inputs differ from step to step, and there is no such work.
+    Where the objective is a network's mean loss, work that is the same in every step is done once: `fast.frozen`,
+    `fast.span`. Equal results up to rounding. Augmented inputs differ from step to step, and there is no such work.
     """
     params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
     return params if spanned is None else spanned.weights(params), loss

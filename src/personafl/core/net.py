@@ -23,10 +23,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.pooling import _MaxPoolNd
 
 from personafl.core import rng
-from personafl.core.gradient import step
-from personafl.core.rounding import rounding
 from personafl.core.tree import Params
 from personafl.errors import BadInput
+from personafl.fast.gradient import step
+from personafl.fast.rounding import rounding
 
 __all__ = ["Buffers", "Net"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from personafl.core.batches import Batch
 from personafl.core.net import Net
-from personafl.core.stack import stack_around
 from personafl.core.tree import Params
+from personafl.fast.stack import stack_around
 
 __all__ = ["Loss", "MeanLoss"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
-from personafl.core.stack import stack_around
+from personafl.fast.stack import stack_around
 
 __all__ = [
     "Params",

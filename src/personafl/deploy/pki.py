@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from personafl.errors import BadInput
-from personafl.runs.files import atomic_write, read_json, storage, write_json
+from personafl.storage.files import atomic_write, read_json, storage, write_json
 
 __all__ = ["LOCAL_HOSTS", "NUMBER_URI", "Files", "Issued", "init", "issue", "revoke", "role_of"]
 

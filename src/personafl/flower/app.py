@@ -7,10 +7,10 @@ from pathlib import Path
 
 import tomli_w
 
-from personafl.deploy.rounds import deployable
+from personafl.deploy.server.rounds import deployable
 from personafl.errors import BadInput
-from personafl.runs.files import storage
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
+from personafl.storage.files import storage
 
 __all__ = ["write_app"]
 

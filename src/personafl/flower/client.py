@@ -19,15 +19,15 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.datafile import load_own
-from personafl.deploy.messages import Finished, Left, Said, Task
-from personafl.deploy.serving import keep_best
-from personafl.deploy.state import DeviceState
-from personafl.deploy.training import LocalClient
+from personafl.deploy.device.datafile import load_own
+from personafl.deploy.device.serving import keep_best
+from personafl.deploy.device.state import DeviceState
+from personafl.deploy.device.training import LocalClient
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Finished, Left, Said, Task
 from personafl.errors import BadInput
 from personafl.flower.messages import Call, Fate, Present, Trained, has, pack, unpack
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 
 __all__ = ["client_app"]
 

@@ -12,8 +12,8 @@ from typing import Annotated, TypeVar
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import Field
 
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.messages import Count, Hello, Message, Said, Update, header, parse
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Count, Hello, Message, Said, Update, header, parse
 
 __all__ = ["Call", "Fate", "Present", "Trained", "has", "pack", "unpack"]
 

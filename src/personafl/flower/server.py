@@ -1,4 +1,4 @@
-"""A ServerApp: the rounds of `deploy.rounds`, with Flower's Grid between them and the nodes.
+"""A ServerApp: the rounds of `deploy.server.rounds`, with Flower's Grid between them and the nodes.
 
 Nodes are invited when they appear and again when they have restarted; each says which client it is. The ServerApp looks
 for answers itself, five times a second: `Grid.send_and_receive` does so every 3 s and waits for all. The run directory
@@ -19,15 +19,15 @@ from flwr.app import Context, RecordDict
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid, ServerApp
 
-from personafl.deploy.codes import Code, Refused
-from personafl.deploy.identity import Identity
-from personafl.deploy.messages import Finished, Left, Said, Task
-from personafl.deploy.rounds import Rounds
-from personafl.deploy.server import Event
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.identity import Identity
+from personafl.deploy.net.messages import Finished, Left, Said, Task
+from personafl.deploy.server.rounds import Rounds
+from personafl.deploy.server.server import Event
 from personafl.errors import BadInput
 from personafl.flower.messages import Call, Fate, Present, Trained, pack, unpack
-from personafl.runs.recipe import Recipe
-from personafl.runs.values import read_toml
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import read_toml
 
 __all__ = ["server_app"]
 

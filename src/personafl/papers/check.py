@@ -17,7 +17,7 @@ from personafl.errors import BadInput
 from personafl.papers.preset import Preset, tables_of_setting
 from personafl.papers.settings import Line, compared, settings_of
 from personafl.papers.trial import try_start
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 
 __all__ = ["Checked", "check", "markdown", "rendered"]
 

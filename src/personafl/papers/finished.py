@@ -13,9 +13,9 @@ from personafl.papers.catalog import Paper
 from personafl.papers.preset import Preset, named_by
 from personafl.papers.show import Shown
 from personafl.papers.verdict import Runs
-from personafl.runs.files import read_json
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 from personafl.runs.result import Result
+from personafl.storage.files import read_json
 
 __all__ = ["finished", "ran", "tables_of", "tables_of_preset"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from personafl.errors import BadInput, did_you_mean
 from personafl.papers.catalog import FOLDER, Dataset, Paper, Setting, SizeName, Table, papers
-from personafl.runs.recipe import Recipe
-from personafl.runs.values import apply_overrides, put, read_toml
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import apply_overrides, put, read_toml
 
 __all__ = ["SIZES", "Preset", "SizeName", "named_by", "presets", "tables_of_setting"]
 

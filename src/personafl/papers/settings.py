@@ -11,7 +11,7 @@ from personafl.models import MODELS
 from personafl.options import defaults
 from personafl.papers.catalog import Differs, Printed, Value
 from personafl.papers.preset import Preset
-from personafl.runs.recipe import Recipe, find_method
+from personafl.recipe.recipe import Recipe, find_method
 
 __all__ = ["NOT_PRINTED", "UNKNOWN", "Line", "compared", "settings_of", "text_of"]
 

@@ -29,7 +29,7 @@ from personafl.models import make_net_and_split
 from personafl.papers.catalog import Dataset
 from personafl.papers.preset import Preset
 from personafl.papers.settings import UNKNOWN
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import Job, prepare
 
 __all__ = ["Trial", "lacking", "try_start"]

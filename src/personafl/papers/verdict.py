@@ -12,7 +12,7 @@ from scipy import stats
 
 from personafl.papers.catalog import Claim, Measure, Row, Table
 from personafl.runs.result import Result
-from personafl.runs.rundir import RunDirectory
+from personafl.storage.rundir import RunDirectory
 
 __all__ = ["CONFIDENCE", "Outcome", "Verdict", "judge", "named", "outcomes"]
 

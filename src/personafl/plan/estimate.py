@@ -18,8 +18,8 @@ from typing import Any
 
 from personafl.errors import BadInput
 from personafl.plan.probe import Probe, probe
-from personafl.runs.recipe import PretrainSection, Recipe
-from personafl.runs.workers import end_with_parent
+from personafl.recipe.recipe import PretrainSection, Recipe
+from personafl.simulate.workers.local import end_with_parent
 
 __all__ = ["Estimate", "Plan", "estimate", "make_plan", "stored"]
 

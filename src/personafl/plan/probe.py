@@ -22,13 +22,13 @@ from personafl.core import wire
 from personafl.core.algorithm import for_returning
 from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData
+from personafl.recipe.recipe import Recipe
 from personafl.report.page import write_page
-from personafl.runs.cloud import make_simulation
-from personafl.runs.recipe import Recipe
-from personafl.runs.rundir import RunDirectory
 from personafl.runs.runner import Job, Progress, prepare, run_job
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
+from personafl.simulate.cloud import make_simulation
+from personafl.simulate.simulator import Simulation
+from personafl.storage.rundir import RunDirectory
+from personafl.storage.store import Store
 
 __all__ = ["Files", "Probe", "Rounds", "probe", "size_of"]
 

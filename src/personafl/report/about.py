@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from personafl.report.load import Run, Source, read_text
-from personafl.runs.rundir import resume_command
+from personafl.storage.rundir import resume_command
 
 __all__ = ["RecipeText", "Standing", "command_of", "facts", "recipes", "resume_commands", "standings"]
 

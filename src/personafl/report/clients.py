@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from personafl.report.gains import last_model
 from personafl.report.load import Run
-from personafl.report.people import last_model
 from personafl.report.table import MODELS
 
 __all__ = ["client_table"]

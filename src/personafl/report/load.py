@@ -15,9 +15,9 @@ from typing import Any
 
 from personafl import __version__
 from personafl.errors import BadInput
-from personafl.runs.files import read_json
 from personafl.runs.result import Result
-from personafl.runs.rundir import COMPARISON_FILE, RunDirectory
+from personafl.storage.files import read_json
+from personafl.storage.rundir import COMPARISON_FILE, RunDirectory
 
 __all__ = ["Run", "Source", "Values", "load", "read_text"]
 

@@ -22,17 +22,17 @@ from markupsafe import Markup
 from personafl import __version__
 from personafl.report import about
 from personafl.report.clients import client_table
+from personafl.report.compactness import form_figures
 from personafl.report.costs import cost_figures
 from personafl.report.curves import curve_figures
 from personafl.report.figure import Section
-from personafl.report.forms import form_figures
+from personafl.report.gains import gain_figures, spread_figures
 from personafl.report.load import Source, load
-from personafl.report.people import gain_figures, spread_figures
 from personafl.report.split import split_figures
 from personafl.report.svg import COLOURS
 from personafl.report.table import legend, lines, titled, titles
-from personafl.runs.files import atomic_write
-from personafl.runs.rundir import PAGE_FILE
+from personafl.storage.files import atomic_write
+from personafl.storage.rundir import PAGE_FILE
 
 __all__ = ["page_of", "write_page"]
 

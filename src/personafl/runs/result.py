@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from personafl.evaluate.choice import choose, evidence_of
 from personafl.evaluate.score import Scores, picked
 from personafl.evaluate.summary import Summary, hurt, summarize
-from personafl.runs.devices import device_names
-from personafl.runs.files import read_json
-from personafl.runs.recipe import Recipe
-from personafl.runs.rundir import Checkpoint
+from personafl.recipe.devices import device_names
+from personafl.recipe.recipe import Recipe
 from personafl.runs.scoring import SHARES, Scored
-from personafl.runs.simulator import Federation
 from personafl.runs.sizes import Size
+from personafl.simulate.simulator import Federation
+from personafl.storage.files import read_json
+from personafl.storage.rundir import Checkpoint
 
 if TYPE_CHECKING:
     import pandas as pd

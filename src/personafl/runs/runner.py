@@ -38,25 +38,25 @@ from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.evaluate.summary import summarize
 from personafl.models import default_model, make_net_and_split
 from personafl.models.adapters import is_adapter
-from personafl.runs.buffered import make_buffer
-from personafl.runs.calibrate import calibrated
-from personafl.runs.cloud import make_cloud, make_simulation
-from personafl.runs.devices import OwnNetwork, check_method, deal, own_nets
-from personafl.runs.engine import Engine
-from personafl.runs.files import atomic_write, read_json, write_json
-from personafl.runs.forms import observe
-from personafl.runs.hardware import named_device, placed, set_arithmetic
+from personafl.recipe.devices import OwnNetwork, check_method, deal, own_nets
+from personafl.recipe.recipe import CompareSection, Recipe
+from personafl.recipe.values import read_toml
+from personafl.runs.compactness import observe
 from personafl.runs.interrupt import polite_stop
-from personafl.runs.recipe import CompareSection, Recipe
 from personafl.runs.result import Result, make_result
-from personafl.runs.rundir import Checkpoint, RunDirectory, resume_command
 from personafl.runs.scoring import Scored, score, tune
-from personafl.runs.simulator import Federation, Round, Simulation
 from personafl.runs.sizes import measure
-from personafl.runs.store import Store
 from personafl.runs.tracking import Tracker, check_tracking
-from personafl.runs.values import read_toml
-from personafl.runs.workers import elsewhere
+from personafl.simulate.buffered import make_buffer
+from personafl.simulate.calibrate import calibrated
+from personafl.simulate.cloud import make_cloud, make_simulation
+from personafl.simulate.engine import Engine
+from personafl.simulate.hardware import named_device, placed, set_arithmetic
+from personafl.simulate.simulator import Federation, Round, Simulation
+from personafl.simulate.workers.local import elsewhere
+from personafl.storage.files import atomic_write, read_json, write_json
+from personafl.storage.rundir import Checkpoint, RunDirectory, resume_command
+from personafl.storage.store import Store
 
 START_FILE = "global.safetensors"
 

@@ -20,10 +20,10 @@ from personafl.core.tree import Params, Tree
 from personafl.data.federated import Ragged
 from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import Scores, try_personal, try_shared
-from personafl.runs.engine import gather, steps_of
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
-from personafl.runs.trainer import bound
+from personafl.simulate.engine import gather, steps_of
+from personafl.simulate.simulator import Simulation
+from personafl.simulate.trainer import bound
+from personafl.storage.store import Store
 
 __all__ = ["SHARES", "Scored", "score", "tune", "tuned_states"]
 

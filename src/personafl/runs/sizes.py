@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from personafl.core import tree, wire
 from personafl.core.algorithm import packed
 from personafl.core.tree import Tree
-from personafl.runs.modelfile import compacted
 from personafl.runs.scoring import tuned_states
-from personafl.runs.simulator import Simulation
-from personafl.runs.store import Store
+from personafl.simulate.simulator import Simulation
+from personafl.storage.modelfile import compacted
+from personafl.storage.store import Store
 
 __all__ = ["Size", "measure", "packed_models"]
 

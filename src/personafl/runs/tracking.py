@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from personafl.errors import BadInput
-from personafl.runs.files import read_json, write_json
+from personafl.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from personafl.runs.recipe import Recipe
+    from personafl.recipe.recipe import Recipe
 
 __all__ = ["Sink", "SinkName", "Tracker", "check_tracking"]
 

@@ -32,15 +32,15 @@ import torch
 
 import personafl.data.build as data_build
 from personafl.errors import BadInput, Diverged, Interrupted, StorageFailed
-from personafl.evaluate.config import EvaluationSection
-from personafl.runs.files import atomic_write
+from personafl.recipe.evaluation import EvaluationSection
+from personafl.recipe.recipe import CompareSection, EngineSection, Recipe
+from personafl.recipe.sweep import SWEEP_FILE, space
+from personafl.recipe.values import merged, put, read_toml
 from personafl.runs.interrupt import Stop, polite_stop
-from personafl.runs.recipe import CompareSection, EngineSection, Recipe
-from personafl.runs.rundir import RunDirectory, refuse_existing, resume_command
 from personafl.runs.runner import prepare
-from personafl.runs.values import merged, put, read_toml
-from personafl.runs.workers import ending
-from personafl.sweep.config import SWEEP_FILE, space
+from personafl.simulate.workers.local import ending
+from personafl.storage.files import atomic_write
+from personafl.storage.rundir import RunDirectory, refuse_existing, resume_command
 from personafl.sweep.study import Study, Trial, check_installed
 from personafl.sweep.worker import Done, Score, Task, serve
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from personafl.core import rng
 from personafl.errors import BadInput
-from personafl.runs.files import cut, storage
-from personafl.runs.recipe import Recipe
-from personafl.sweep.config import Choices, Range, SweepSection, space
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.sweep import Choices, Range, SweepSection, space
+from personafl.storage.files import cut, storage
 
 if TYPE_CHECKING:
     import optuna

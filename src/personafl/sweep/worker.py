@@ -22,10 +22,10 @@ from personafl.data.build import load
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
 from personafl.options import reason
-from personafl.runs.recipe import Recipe
+from personafl.recipe.recipe import Recipe
 from personafl.runs.result import Result
 from personafl.runs.runner import Listener, Note, Progress, Tuning
-from personafl.runs.workers import end_with_parent, share_cores
+from personafl.simulate.workers.local import end_with_parent, share_cores
 
 __all__ = ["Done", "Score", "Task", "serve", "validation_accuracy"]
 

@@ -1,0 +1,260 @@
+"""The commands for devices and servers as processes of their own; `cli` adds them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from personafl.errors import BadInput
+from personafl.recipe.values import from_words
+
+if TYPE_CHECKING:
+    from personafl.deploy.server.service import Event
+
+__all__ = ["add_commands"]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+pki_app = typer.Typer(help="Certificates: who is who among servers and devices.", no_args_is_help=True)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the authority.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="server, coordinator, cloud-NAME or device-NAME.")]
+Identity = Annotated[
+    Path,
+    typer.Option(metavar="NAME.pem", help="This machine's certificate; NAME.key and ca.pem lie beside it."),
+]
+Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RECIPE.toml [KEY.SUB=VALUE]...", help="With a deploy section; see data deal."),
+]
+Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory; one that exists is continued.")]
+Revoked = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Revocations; if not given, revoked.pem beside NAME.pem.")
+]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and nothing else on standard output.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(pki_app, name="pki")
+    for command in (server, coordinator, device, status, predict, flower):
+        app.command()(command)
+
+
+@pki_app.command("init")
+def pki_init(
+    directory: Directory,
+    days: Annotated[int, typer.Option(min=1, metavar="N", help="How long the authority is valid.")] = 3650,
+) -> None:
+    """Make an authority, whose certificates machines trust."""
+    _check_installed()
+    from personafl.deploy.pki import init
+
+    _say(f"authority: {init(directory, days)}; keep {directory / 'ca.key'} to yourself")
+
+
+@pki_app.command("issue")
+def pki_issue(
+    directory: Directory,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="server, coordinator, cloud-X, device-X.")],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="NAME|ADDRESS", help="Under which a server is reached; if not given, this one."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, metavar="N", help="How long they are valid.")] = 90,
+) -> None:
+    """Issue certificates, or renew them."""
+    _check_installed()
+    from personafl.deploy.pki import LOCAL_HOSTS, issue, role_of
+
+    for name in names:
+        role_of(name)
+    for name in names:
+        files = issue(directory, name, hosts or LOCAL_HOSTS, timedelta(days=days))
+        _say(f"{name}: carry {files.certificate}, {files.key} and {files.authority} to its machine")
+
+
+@pki_app.command("revoke")
+def pki_revoke(directory: Directory, name: Name) -> None:
+    """Revoke all certificates of a name; servers that read this directory refuse it from the next call on."""
+    _check_installed()
+    from personafl.deploy.pki import revoke
+
+    _say(f"{name}: {revoke(directory, name)} certificates revoked; list: {directory / 'revoked.pem'}")
+
+
+def server(
+    identity: Identity,
+    words: Words = None,
+    listen: Listen = "localhost:8443",
+    out_path: Out = None,
+    revoked: Revoked = None,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of a recipe with several servers; this one is cloud-N.")
+    ] = None,
+    stay: Annotated[bool, typer.Option("--stay", metavar="", help="Serve newcomers after the last round.")] = False,
+) -> None:
+    """Serve a recipe to devices; the same command continues it after a crash."""
+    _check_installed()
+    from personafl.deploy.server.cloudserver import CloudServerConfig, run_cloud_server
+    from personafl.deploy.server.server import ServerConfig, run_server
+
+    given = _listening(words, identity, listen, out_path, revoked)
+    if coordinator is None:
+        asyncio.run(run_server(ServerConfig(**given, stay=stay), _tell))
+    else:
+        asyncio.run(run_cloud_server(CloudServerConfig(**given, stay=stay, coordinator=coordinator), _tell))
+    _say(f"run directory: {given['out']}")
+
+
+def coordinator(
+    identity: Identity,
+    words: Words = None,
+    listen: Listen = "localhost:8442",
+    out_path: Out = None,
+    revoked: Revoked = None,
+) -> None:
+    """Coordinate the servers of a recipe with a cloud; the same command continues it after a crash."""
+    _check_installed()
+    from personafl.deploy.server.coordinator import run_coordinator
+    from personafl.deploy.server.service import Listening
+
+    given = _listening(words, identity, listen, out_path, revoked)
+    asyncio.run(run_coordinator(Listening(**given), _tell))
+    _say(f"run directory: {given['out']}")
+
+
+def _listening(
+    words: list[str] | None, identity: Path, listen: str, out_path: Path | None, revoked: Path | None
+) -> dict[str, Any]:
+    """Return what every process that listens is started with."""
+    from personafl import Recipe
+    from personafl.deploy.pki import Files
+
+    recipe = Recipe.parse(*from_words(words, {})).anchored()
+    return {
+        "recipe": recipe,
+        "out": out_path or Path("runs") / f"{recipe.name}-{identity.stem}",
+        "files": Files.beside(identity),
+        "revocations": revoked or identity.with_name("revoked.pem"),
+        "listen": listen,
+    }
+
+
+def device(
+    server: Server,
+    data: Annotated[str, typer.Option(metavar="FILE", help="From personafl data deal, or a data set of its own.")],
+    identity: Identity,
+    state: Annotated[Path, typer.Option(metavar="DIR", help="What the device keeps: state and model.")],
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which of the recipe's devices this is, if it has any.")
+    ] = None,
+) -> None:
+    """Take part as a device: train on one's own data, send what the method declares, keep the rest."""
+    _check_installed()
+    from personafl.deploy.device.device import DeviceConfig, run_device
+    from personafl.deploy.pki import Files
+
+    config = DeviceConfig(server=server, data=data, state=state, files=Files.beside(identity), profile=profile)
+    asyncio.run(run_device(config, lambda text: _say(f"{identity.stem}: {text}")))
+
+
+def status(server: Server, identity: Identity, as_json: Json = False) -> None:
+    """Print how far a server is, and which devices are with it; or a coordinator, and its servers."""
+    _check_installed()
+    from personafl.deploy.pki import Files
+    from personafl.deploy.server.operator import ask_status
+
+    report = asyncio.run(ask_status(server, Files.beside(identity)))
+    if as_json:
+        print(json.dumps(report))
+        return
+    if "servers" in report:
+        _say_servers(report)
+    else:
+        _say_devices(report)
+    for code, count in report["refused"].items():
+        _say(f"refused {code}: {count}")
+
+
+def _say_servers(report: dict[str, Any]) -> None:
+    state = "finished" if report["finished"] else f"waits for {report['first']} of {len(report['servers'])} servers"
+    _say(
+        f"{report['name']} ({report['method']}, {report['protocol']}): {state}, "
+        f"{report['done']} of {report['rounds']} rounds done"
+    )
+    table = Table("server", "version", "mixes", "staleness", "alone", "", box=None, header_style="bold")
+    for row in report["servers"]:
+        now = "gone" if row["gone"] else "not joined" if not row["joined"] else "ready" if row["ready"] else "training"
+        stale = "" if row["staleness"] is None else str(row["staleness"])
+        table.add_row(row["name"], str(row["version"]), str(row["mixes"]), stale, str(row["alone"]), now)
+    out.print(table)
+
+
+def _say_devices(report: dict[str, Any]) -> None:
+    state = "finished" if report["finished"] else "training" if report["open"] else "waiting for devices"
+    _say(f"{report['name']} ({report['method']}): {state}, {report['done']} of {report['rounds']} rounds done")
+    if going := report["open"]:
+        _say(f"round {going['round'] + 1}: {len(going['taken'])} of {len(going['selected'])} updates")
+    table = Table("device", "number", "samples", "", box=None, header_style="bold")
+    for row in report["devices"]:
+        now = "left" if row["left"] else "alive" if row["alive"] else "silent"
+        table.add_row(row["name"], str(row["number"]), str(row["samples"]), now)
+    out.print(table)
+
+
+def flower(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE.toml [KEY.SUB=VALUE]...", help="With a deploy section; see data deal."),
+    ] = None,
+    out_path: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder of the app.")] = Path("app"),
+) -> None:
+    """Write a recipe as a Flower app, for those who run a SuperLink: then flwr run DIR."""
+    _check_installed(("flwr", "flwr", "flower"))
+    from personafl import Recipe
+    from personafl.flower.app import write_app
+
+    write_app(Recipe.parse(*from_words(words, {})).anchored(), out_path)
+    _say(f"app: {out_path}; start it with flwr run {out_path}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A device's --state, or its model.safetensors.")],
+    data: Annotated[str, typer.Option(metavar="FILE", help="A dealt file (its test samples), or a data set.")],
+    as_json: Json = False,
+) -> None:
+    """Predict with the model that a device keeps; needs no server."""
+    from personafl.deploy.device.serving import predict as apply
+
+    found = apply(model, data)
+    if as_json:
+        print(json.dumps({"labels": found.labels.tolist(), "accuracy": found.accuracy}))
+        return
+    print("\n".join(map(str, found.labels.tolist())))
+    if found.accuracy is not None:
+        err.print(f"accuracy: {found.accuracy:.4f} on {len(found.labels)} samples")
+
+
+def _check_installed(*packages: tuple[str, str, str]) -> None:
+    for package, name, extra in packages or (("grpc", "grpcio", "deploy"), ("cryptography", "cryptography", "deploy")):
+        if importlib.util.find_spec(package) is None:
+            raise BadInput(f"{name} is not installed; install the extra: pip install 'personafl[{extra}]'")
+
+
+def _tell(event: Event) -> None:
+    _say(str(event))
+
+
+def _say(text: str) -> None:
+    out.print(text, soft_wrap=True, markup=False)

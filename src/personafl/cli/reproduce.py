@@ -1,0 +1,210 @@
+"""`personafl reproduce`: the papers' tables, ours beside theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from personafl.cli.commands import Json, Quiet, _displayed, _listed, app, err, out
+from personafl.errors import BadInput, Diverged
+
+if TYPE_CHECKING:
+    from personafl.papers.check import Checked
+    from personafl.papers.preset import Preset, SizeName
+    from personafl.papers.show import Shown
+    from personafl.recipe.recipe import Recipe
+
+__all__ = ["reproduce"]
+
+Form = Literal["text", "markdown", "json"]
+
+
+@app.command()
+def reproduce(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PAPER[/TABLE]] [KEY.SUB=VALUE]...",
+            help="What to repeat, as in fedalt/table4-emnist or quped/table2, and changes to its recipe; "
+            "without it, the list of all.",
+        ),
+    ] = None,
+    size: Annotated[
+        Literal["small", "paper"] | None,
+        typer.Option(
+            metavar="SIZE",
+            help="small: minutes on 2 cores; paper: the paper's setting. If not given, small; of a check, both.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dataset-dir", metavar="DIR", help="Folder with the data sets that it needs.")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=PATH", help="One data set, as in cifar10=PATH; may be repeated.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="As in 0,1,2; if not given, the preset's.")
+    ] = None,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="DIR", help="Run nothing: judge the finished runs there; may be repeated."),
+    ] = None,
+    checking: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            metavar="",
+            help="Run nothing: deal the data that are there, build every network, and print each setting beside the "
+            "paper's; fails on a preset that cannot start, or differs from the paper without saying so.",
+        ),
+    ] = False,
+    out_path: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", metavar="", help="Print Markdown.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Repeat tables of the papers: our numbers beside theirs, and whether their claims hold."""
+    from personafl.papers.catalog import find
+    from personafl.papers.preset import presets
+
+    form: Form = "json" if as_json else "markdown" if markdown else "text"
+    names = [word for word in words or [] if "=" not in word]
+    changes = [word for word in words or [] if "=" in word]
+    if len(names) > 1:
+        raise BadInput(f"{names[1]!r}: only one PAPER or PAPER/TABLE can be given; changes are written key.sub=value")
+    if checking:
+        if changes:
+            raise BadInput(f"{changes[0]}: --check looks at presets as they are; leave changes out")
+        _check(names, size, folder, _paths(dataset), form)
+        return
+    if sources:
+        _print(_judged(sources, names[0] if names else None), form)
+        return
+    if not names:
+        _list(as_json)
+        return
+    paper, tables = find(names[0])
+    for name in tables:
+        if (instead := paper.tables[name].instead) is not None:
+            err.print(f"{paper.key}/{name}: not made by runs; instead: {instead}", soft_wrap=True, markup=False)
+    chosen = presets(paper, tables, size or "small")
+    given, numbers = _paths(dataset), _numbers(seeds)
+    recipes = [preset.recipe(folder, given, changes, numbers) for preset in chosen]  # checked before any of them runs
+    _run(list(zip(chosen, recipes, strict=True)), out_path, form, quiet)
+
+
+def _check(names: list[str], size: SizeName | None, folder: Path | None, given: dict[str, Path], form: Form) -> None:
+    """Check presets and print what was found; fail if one is not in order."""
+    from personafl.papers import check
+    from personafl.papers.catalog import find, papers
+    from personafl.papers.preset import SIZES, presets
+
+    found: list[Checked] = []
+    for paper, tables in [find(name) for name in names or papers()]:
+        for one in [size] if size else SIZES:
+            own = {key: path for key, path in given.items() if key in paper.datasets}
+            found += [check.check(preset, folder, own) for preset in presets(paper, tables, one)]
+    if form == "json":
+        print(json.dumps([one.to_json() for one in found], allow_nan=False))
+    elif form == "markdown":
+        print(check.markdown(found), end="")
+    else:
+        for part in check.rendered(found):
+            out.print(part)
+    wrong = [one for one in found if one.problems]
+    if wrong:
+        raise BadInput(
+            f"{len(wrong)} of {len(found)} presets are not in order: {wrong[0].preset.name}: {wrong[0].problems[0]}"
+        )
+
+
+def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: Form, quiet: bool) -> None:
+    """Run presets one after the other, and print what came out."""
+    from personafl import api
+    from personafl.papers.finished import tables_of_preset
+    from personafl.papers.trial import lacking
+    from personafl.storage.rundir import claim_name, refuse_existing
+
+    if out_path is not None:
+        refuse_existing(out_path)
+    shown: list[Shown] = []
+    failures: list[str] = []
+    for preset, recipe in work:
+        if preset.size == "paper" and (said := lacking(preset, recipe)):
+            err.print(f"note: {said}", soft_wrap=True, markup=False)
+        own = out_path if out_path is None or len(work) == 1 else out_path / preset.setting_name
+        path = own or claim_name(Path("runs"), preset.name)
+
+        def compare(listen: api.Listeners, recipe: Recipe = recipe, path: Path = path) -> api.Comparison:
+            return api.compare(recipe, out=path, listener=listen)
+
+        failures += _displayed(recipe, path, quiet or form == "json", compare).failures
+        tables, _ = tables_of_preset(path, preset)
+        shown += tables
+        err.print(f"run directory: {path}", soft_wrap=True, markup=False)
+    _print(shown, form)
+    if failures:
+        raise Diverged(f"{len(failures)} of its runs diverged: {'; '.join(failures)}")
+
+
+def _judged(paths: list[Path], name: str | None) -> list[Shown]:
+    """Return the tables of finished runs: the named ones of all directories, or those that each was made for."""
+    from personafl.papers.catalog import find
+    from personafl.papers.finished import tables_of, tables_of_preset
+    from personafl.storage.rundir import resume_command
+
+    parts = [tables_of(paths, *find(name))] if name else [tables_of_preset(path) for path in paths]
+    for path in dict.fromkeys(path for _, unfinished in parts for path in unfinished):
+        err.print(f"{path}: unfinished; continue with: {resume_command(path)}", soft_wrap=True, markup=False)
+    return [table for tables, _ in parts for table in tables]
+
+
+def _print(shown: list[Shown], form: Form) -> None:
+    from personafl.papers.show import markdown, rendered
+
+    if form == "json":
+        print(json.dumps([one.to_json() for one in shown], allow_nan=False))
+    elif form == "markdown":
+        print(markdown(shown), end="")
+    else:
+        for part in rendered(shown):
+            out.print(part)
+
+
+def _list(as_json: bool) -> None:
+    from personafl.papers.catalog import papers
+    from personafl.papers.show import listing
+
+    if as_json:
+        entries = [
+            {"name": f"{paper.key}/{name}", "where": table.where, "title": table.title, "cite": paper.cite}
+            for paper in papers().values()
+            for name, table in paper.tables.items()
+        ]
+        print(json.dumps(entries))
+        return
+    for part in listing():
+        out.print(part)
+
+
+def _paths(texts: list[str] | None) -> dict[str, Path]:
+    paths = {}
+    for text in texts or []:
+        key, _, path = text.partition("=")
+        if not (key and path):
+            raise BadInput(f"--dataset {text}: write KEY=PATH, as in cifar10=data/cifar10.npz")
+        paths[key] = Path(path)
+    return paths
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in _listed(text) or []]
+    except ValueError as error:
+        raise BadInput(f"--seeds {text}: give numbers, as in 0,1,2") from error

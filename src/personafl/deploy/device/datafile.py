@@ -1,0 +1,181 @@
+"""A device's own data: a file that `personafl data deal` wrote for it, or any data set of its own.
+
+A dealt file is safetensors: `x`, `y` and the rows of each split; in its metadata what the data are. It holds one
+client's samples and nobody else's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+import personafl.data.build as data_build
+from personafl.cloud.topology import place
+from personafl.data.config import DataConfig, Iid
+from personafl.data.federated import FederatedData, Ragged, Split, make_federated
+from personafl.data.inputs import moments_of
+from personafl.data.sources import TextOptions, load_dataset
+from personafl.errors import BadInput
+from personafl.recipe.deploy import DeploySection
+from personafl.recipe.devices import deal as deal_devices
+from personafl.recipe.devices import device_names
+from personafl.recipe.recipe import Recipe
+from personafl.storage.files import atomic_write, storage
+
+__all__ = ["Own", "deal", "dealt_rows", "load_own"]
+
+_FORMAT = "personafl data 1"
+_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Own:
+    """One device's data, as a federation in which only its own number has any; and the kind of device it is."""
+
+    data: FederatedData
+    profile: str | None
+
+
+def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
+    """Deal a recipe's data to one file per client that trains; return the recipe that a server of theirs needs.
+
+    The files are device-N.safetensors, N the number that the client has in the simulator; by it the recipe says which
+    server of a cloud each belongs to.
+    """
+    data = data_build.load(recipe.data, recipe.seed)
+    kinds = deal_devices(recipe.devices, data, recipe.seed)
+    names = device_names(recipe.devices)
+    section = {**(recipe.deploy.model_dump() if recipe.deploy else {}), **DeploySection.shape_of(data)}
+    values = recipe.model_dump(mode="json", exclude_none=True)
+    if recipe.data.normalize == "channel":
+        values["data"]["normalize"] = moments_of(data).model_dump()  # a server and its devices cannot tell them
+    if recipe.cloud is not None:
+        homes = place(data, recipe.cloud.servers, recipe.cloud.members, recipe.cloud.active, recipe.seed).devices
+        values["cloud"]["members"] = [[str(number) for number in own] for own in homes]
+    elif recipe.deploy is None:
+        section["devices"] = len(data.seen)
+    served = Recipe.parse({**values, "deploy": section})
+    with storage(out):
+        out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for client in map(int, data.seen):
+        profile = names[int(kinds[client])] if names else None
+        files.append(out / f"device-{client}.safetensors")
+        atomic_write(files[-1], _packed(data, client, profile))
+    atomic_write(out / "recipe.toml", served.to_toml().encode())
+    return served, files
+
+
+def load_own(source: str, number: int, recipe: Recipe) -> Own:
+    """Read the data of the device with a number, and check that they are what the recipe is for."""
+    section = recipe.deploy
+    assert section is not None
+    path = Path(source).expanduser()
+    own = _dealt(path, number) if path.suffix == ".safetensors" else Own(_raw(source, number, recipe), None)
+    for key in ("input_shape", "target_shape", "classes", "task"):
+        found, wanted = DeploySection.shape_of(own.data)[key], section.model_dump(mode="json")[key]
+        if found != wanted:
+            raise BadInput(f"--data {source}: its {key} is {found}, the server's recipe has {wanted}")
+    if section.vocabulary is not None and int(own.data.x.max()) >= section.vocabulary:
+        raise BadInput(f"--data {source}: has tokens beyond the recipe's vocabulary of {section.vocabulary}")
+    return own
+
+
+def dealt_rows(path: Path, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and labels of one split of a dealt file."""
+    data = _dealt(path, 0).data
+    rows = torch.from_numpy(data.rows(split)[0])
+    return data.x[rows], data.y[rows]
+
+
+def _packed(data: FederatedData, client: int, profile: str | None) -> bytes:
+    rows = [data.rows(split)[client] for split in _SPLITS]
+    every = np.concatenate(rows)
+    ends = np.cumsum([len(part) for part in rows])
+    about = {
+        "name": data.name,
+        "classes": data.classes,
+        "task": data.task,
+        "vocabulary": data.vocabulary,
+        "label_names": list(data.label_names),
+        "client": data.client_names[client],
+        "profile": profile,
+    }
+    named = {"x": data.x[every].contiguous(), "y": data.y[every].contiguous(), "ends": torch.from_numpy(ends)}
+    return safetensors.torch.save(named, {"format": _FORMAT, "about": json.dumps(about)})
+
+
+def _dealt(path: Path, number: int) -> Own:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            kept = file.metadata() or {}
+            if kept.get("format") != _FORMAT:
+                raise BadInput(f"--data {path}: not a file that personafl data deal wrote")
+            about: dict[str, Any] = json.loads(kept["about"])
+            x, y, ends = (file.get_tensor(name) for name in ("x", "y", "ends"))
+    except (OSError, safetensors.SafetensorError, ValueError) as error:
+        raise BadInput(f"--data {path}: cannot be read ({error})") from error
+    bounds = [0, *ends.tolist()]
+    splits = [np.arange(bounds[place], bounds[place + 1]) for place in range(3)]
+    own = _alone(
+        number,
+        splits,
+        name=about["name"],
+        x=x,
+        y=y,
+        classes=about["classes"],
+        task=about["task"],
+        vocabulary=about["vocabulary"],
+        label_names=tuple(about["label_names"]),
+    )
+    return Own(own, about["profile"])
+
+
+def _raw(source: str, number: int, recipe: Recipe) -> FederatedData:
+    """Read a data set of the device's own; test and validation data are held out as the recipe says."""
+    assert recipe.deploy is not None
+    options = recipe.data
+    dataset = load_dataset(source, TextOptions(options.length, options.vocabulary, options.unit))
+    config = DataConfig(
+        source=source, partition=Iid(clients=1), test=options.test, validation=options.validation, target=options.target
+    )
+    data = data_build.federate(dataset, config, recipe.seed)
+    if data.classes > recipe.deploy.classes:
+        raise BadInput(f"--data {source}: has {data.classes} classes, the server's recipe {recipe.deploy.classes}")
+    data = dataclasses.replace(data, classes=recipe.deploy.classes)
+    return _alone(
+        number,
+        [data.rows(split)[0] for split in _SPLITS],
+        name=data.name,
+        x=data.x,
+        y=data.y,
+        classes=data.classes,
+        task=data.task,
+        vocabulary=data.vocabulary,
+        label_names=data.label_names,
+    )
+
+
+def _alone(number: int, splits: list[Any], **content: Any) -> FederatedData:
+    """Return data in which only the client with this number has rows: draws come from a client's number."""
+    others = [np.zeros(0, dtype=np.int64)] * number
+    train, validation, test = (Ragged.from_lists([*others, rows]) for rows in splits)
+    if not len(splits[0]):
+        raise BadInput("--data: there are no training samples")
+    return make_federated(
+        train=train,
+        validation=validation,
+        test=test,
+        seen=np.array([number]),
+        unseen=np.zeros(0, dtype=np.int64),
+        client_names=tuple(str(place) for place in range(number + 1)),
+        **content,
+    )

@@ -1,0 +1,185 @@
+"""A device: asks its server for work, trains, sends what the method declares, and keeps the rest.
+
+It only ever calls out. What it computes is done by one worker thread, while it goes on giving signs of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tomllib
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from personafl.deploy.device.datafile import load_own
+from personafl.deploy.device.serving import keep_best
+from personafl.deploy.device.state import DeviceState
+from personafl.deploy.device.training import LocalClient
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.identity import identify
+from personafl.deploy.net.messages import (
+    Beat,
+    Finished,
+    Hello,
+    Knock,
+    Leave,
+    Pull,
+    Task,
+    Update,
+    Wait,
+    Welcome,
+)
+from personafl.deploy.net.transport import Channel, Unreachable
+from personafl.deploy.pki import Files
+from personafl.errors import BadInput
+from personafl.recipe.recipe import Recipe
+
+__all__ = ["DeviceConfig", "run_device"]
+
+T = TypeVar("T")
+Listener = Callable[[str], None]
+_RECIPE_BYTES = 2**20
+# What can happen to a good update; whatever else an update is refused for, the next one would be too.
+_TOO_LATE = {Code.ROUND_CLOSED, Code.WRONG_ROUND, Code.WRONG_MODEL, Code.NOT_SELECTED, Code.DUPLICATE}
+# One for the process, however many devices it runs: a network is drawn with torch's own generator.
+_WORKER = ThreadPoolExecutor(1, "device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """What a device is started with."""
+
+    server: str  # HOST:PORT
+    data: str
+    state: Path  # the directory that it keeps everything in
+    files: Files
+    profile: str | None = None
+
+
+async def run_device(config: DeviceConfig, listener: Listener) -> None:
+    """Take part in a run until it is finished, from wherever the state file says this device is."""
+    try:
+        await _Device(config, listener).run()
+    except Refused as refused:
+        raise BadInput(f"{config.server}: refused this device: {refused}") from refused
+
+
+class _Device:
+    """A device in contact."""
+
+    def __init__(self, config: DeviceConfig, listener: Listener) -> None:
+        self._config, self._tell = config, listener
+        self._identity = identify(config.files.certificate.read_bytes())
+        self._identity.check_role("device")
+        self._broadcast_bytes = 0
+        self._client: LocalClient
+
+    async def run(self) -> None:
+        """Enrol, go through the rounds, and keep the best model."""
+        self._channel = Channel(self._config.server, self._config.files, self._cap, self._tell)
+        try:
+            if DeviceState.is_finished(self._config.state):
+                self._tell(f"is done and has its model; another run needs another --state than {self._config.state}")
+            else:
+                await self._enrol()
+                await self._settle()
+                while not await self._turn():
+                    pass
+                await self._finish()
+            with contextlib.suppress(Unreachable, Refused):  # it may be gone, and is not needed any more
+                await self._channel.ask(Leave(), timeout=5.0, tries=8)
+        finally:
+            await self._channel.close()
+
+    async def _finish(self) -> None:
+        client = self._client
+        kept = await self._work(lambda: keep_best(client, self._config.state))
+        await self._work(client.state.finish)
+        scores = ", ".join(f"{name} {value:.3f}" for name, value in kept.accuracies.items())
+        self._tell(f"keeps its {kept.name} model in {kept.file} (test accuracy: {scores or 'no test data'})")
+
+    def _cap(self, kind: str) -> int:
+        if kind == Welcome.kind:
+            return _RECIPE_BYTES
+        return self._broadcast_bytes if kind in (Task.kind, Finished.kind) else 0
+
+    async def _enrol(self) -> None:
+        """Learn what is run, get ready for it, and say so."""
+        config, number = self._config, self._identity.number
+        assert number is not None
+        welcome, text = await self._channel.ask(Knock())
+        if not isinstance(welcome, Welcome):
+            raise BadInput(f"{config.server}: answered {welcome.kind!r}; is it a personafl server?")
+
+        def ready() -> LocalClient:
+            recipe = Recipe.parse(tomllib.loads(text.decode()), f"the recipe of {config.server}")
+            own = load_own(config.data, number, recipe)
+            state = DeviceState(config.state, welcome.run, number)
+            return LocalClient(recipe, own, number, config.profile or own.profile, state)
+
+        client = self._client = await self._work(ready)
+        self._broadcast_bytes = client.broadcast_bytes
+        data = client.job.federation.data
+        hello = Hello(
+            samples=client.samples, input_shape=list(data.x.shape[1:]), classes=data.classes, profile=client.profile
+        )
+        await self._channel.ask(hello)
+        self._tell(f"enrolled as {self._identity.name}, number {number}, {client.samples} training samples")
+
+    async def _turn(self) -> bool:
+        """Do what there is to do; return whether the run is finished."""
+        client = self._client
+        said, payload = await self._channel.ask(Pull(returning=client.number in client.state))
+        if isinstance(said, Wait):
+            return False
+        if isinstance(said, Finished):
+            await self._work(lambda: client.receive(payload))
+            self._tell(f"finished after {said.rounds} rounds; took part in {len(client.state.rounds)}")
+            return True
+        assert isinstance(said, Task)
+        async with self._alive(said.round):
+            await self._work(lambda: client.train(said.round, said.model, payload))
+        await self._settle()
+        return False
+
+    async def _settle(self) -> None:
+        """Learn the fate of the pending update, if there is one."""
+        client, pending = self._client, self._client.state.pending
+        if pending is None:
+            return
+        try:
+            update = Update(round=pending.round, model=pending.model, samples=client.samples)
+            await self._channel.ask(update, pending.update)
+        except Refused as refused:
+            if refused.code in _TOO_LATE:
+                await self._work(client.state.refused)
+                self._tell(f"round {pending.round + 1}: update not taken, {refused}")
+                return
+            raise
+        await self._work(client.state.accepted)
+        self._tell(f"round {pending.round + 1}: update accepted, {len(pending.update)} bytes")
+
+    @contextlib.asynccontextmanager
+    async def _alive(self, round_: int) -> AsyncIterator[None]:
+        """Give signs of life meanwhile."""
+        section = self._client.job.recipe.deploy
+        assert section is not None
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(section.heartbeat)
+                await self._channel.ask(Beat(round=round_))
+
+        beating = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Refused):
+                await beating
+
+    async def _work(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(_WORKER, task)

@@ -1,0 +1,127 @@
+"""After training: which model a device keeps, and predictions from it. Nothing here needs the server.
+
+The choice is the one of `evaluate.choice`, by the device's own validation data: it leaves the global model only for one
+that is very likely no worse. Without validation data nothing shows that, and the global model is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.core.tree import Params
+from personafl.data.sources import load_dataset
+from personafl.deploy.device.datafile import dealt_rows
+from personafl.deploy.device.training import LocalClient
+from personafl.errors import BadInput
+from personafl.exports.card import model_card
+from personafl.exports.facts import facts_of, net_of, sizes_of
+from personafl.runs.result import chosen
+from personafl.runs.scoring import Scored, score, tune
+from personafl.runs.sizes import packed_models
+from personafl.storage.files import atomic_write
+from personafl.storage.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
+from personafl.storage.store import Store
+
+__all__ = ["MODEL_FILE", "Kept", "Predicted", "keep_best", "predict"]
+
+MODEL_FILE = "model.safetensors"
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The model that a device keeps, and the test accuracies of all that it could choose from."""
+
+    name: str
+    file: Path
+    accuracies: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predicted labels, and the true ones where the data have any."""
+
+    labels: NDArray[np.int64]
+    truth: NDArray[np.int64] | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share that is right."""
+        return None if self.truth is None else float((self.labels == self.truth).mean())
+
+
+def keep_best(client: LocalClient, directory: Path) -> Kept:
+    """Fine-tune if the recipe says so, choose among the models that a device has now, and write that one to a file."""
+    simulation, job = client.simulation, client.job
+    data, rule = job.federation.data, job.federation.algorithm.client
+    me = np.array([client.number])
+    tuned = Store(directory / "tuned", 2**40)
+    if rule.tuning and (job.recipe.finetune or not simulation.has_model(client.number)):
+        tune(simulation, tuned, me, job.recipe.rounds)
+    validated = bool(len(data.validation.flat))
+    splits = {"test": data.test} | ({"validation": data.validation} if validated else {})
+    scored = score(simulation, tuned, me, splits, blends=validated)
+    models = packed_models(simulation, tuned, client.number, None)
+    name = _choice(scored, job.recipe.evaluation.caution, models)
+    accuracies = {model: float(s.accuracy[0]) for (model, split), s in scored.scores.items() if split == "test"}
+    accuracies = {model: value for model, value in accuracies.items() if np.isfinite(value)}
+    kind = "blend" if name.startswith("blend") else name
+    parts = _blended(models, float(name.removeprefix("blend "))) if kind == "blend" else compacted(models[name])
+    whose = None if name == "global" else client.number
+    facts: dict[str, Any] = {"run": client.run, **facts_of(job, whose), "model": kind}
+    facts |= {"client": str(client.number), **sizes_of(job, net_of(job, whose), parts)}
+    if name in accuracies:
+        accuracies[kind] = accuracies[name]
+    known = {model: value for model, value in accuracies.items() if model in ("global", "personal", "tuned", kind)}
+    facts |= {"test_accuracy": accuracies.get(name), "accuracies": json.dumps(known)}
+    text = {key: str(value) for key, value in facts.items() if value is not None}
+    file = directory / MODEL_FILE
+    atomic_write(file, pack(parts, text))
+    atomic_write(file.with_suffix(".md"), model_card(Card.model_validate(text), file).encode())
+    return Kept(name, file, known)
+
+
+def _choice(scored: Scored, caution: float, models: dict[str, Any]) -> str:
+    names, picks = chosen(scored, caution)
+    if names:
+        return names[int(picks[0])]
+    own = "tuned" if "tuned" in models else "personal"
+    return "global" if "global" in models and (scored.chooses[0] or own not in models) else own
+
+
+def _blended(models: dict[str, tuple[Part, ...]], share: float) -> tuple[Part, ...]:
+    shared: Params = summed(models["global"])
+    own = summed(models["tuned" if "tuned" in models else "personal"])
+    return ({name: torch.lerp(shared[name], own[name], share) for name in shared},)
+
+
+@torch.no_grad()
+def predict(model: Path, source: str) -> Predicted:
+    """Apply the model that a device keeps to data: a file dealt to it (its test samples) or any data set."""
+    file = model / MODEL_FILE if model.is_dir() else model
+    card = card_of(file)
+    if card.task != "classification":
+        raise BadInput(f"{file}: is for the task {card.task}; use personafl.load_model in Python")
+    network = load_model(file)
+    x, y = _samples(source)
+    if tuple(x.shape[1:]) != card.input_shape:
+        raise BadInput(f"--data {source}: its inputs have shape {list(x.shape[1:])}, the model's {card.input_shape}")
+    if card.vocabulary is None:
+        x = x.to(torch.float64 if card.dtype == "float64" else torch.float32)
+    labels = [network(x[start : start + _BATCH]).argmax(-1) for start in range(0, len(x), _BATCH)]
+    return Predicted(torch.cat(labels).numpy(), None if y is None else y.numpy())
+
+
+def _samples(source: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    path = Path(source).expanduser()
+    if path.suffix == ".safetensors":
+        return dealt_rows(path, "test")
+    dataset = load_dataset(source)
+    return dataset.x, dataset.y

@@ -1,0 +1,86 @@
+"""One device's part of a federation: its data, its state, and the rule that it runs. The simulator with one client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from personafl.core import tree, wire
+from personafl.core.algorithm import for_returning, upload_type
+from personafl.core.tree import Tree
+from personafl.deploy.device.datafile import Own
+from personafl.deploy.device.state import DeviceState, Pending
+from personafl.deploy.net.payload import check_declared, most_bytes, opened
+from personafl.errors import BadInput
+from personafl.recipe.devices import device_names
+from personafl.recipe.recipe import Recipe
+from personafl.runs.runner import Job, prepare
+from personafl.simulate.simulator import Simulation
+
+__all__ = ["DeviceSimulation", "LocalClient"]
+
+
+class DeviceSimulation(Simulation):
+    """A simulation of one client, whose server is elsewhere: what that sent last is in `received`."""
+
+    received: Tree | None = None
+
+    def broadcast(self, server: int | None = None) -> Tree:
+        """Return what the server sent; before that, what it would send at the start, for its structure."""
+        return super().broadcast(server) if self.received is None else self.received
+
+
+class LocalClient:
+    """What a device does in a round, without any network."""
+
+    def __init__(self, recipe: Recipe, own: Own, number: int, profile: str | None, state: DeviceState) -> None:
+        self.number, self.profile, self.state, self.run = number, profile, state, state.run
+        self.job = _job(recipe, own, number, profile)
+        fed = self.job.federation
+        self.simulation = DeviceSimulation(fed, state)  # type: ignore[arg-type]  # of a store, all that one client uses
+        self._example = self.simulation.broadcast()
+        self._declared = upload_type(fed.algorithm.client)
+        self.simulation.shape(int(fed.problem_of[number]), wire.dense(self._example))
+        self.samples = int(fed.data.train.sizes[number])
+
+    @property
+    def broadcast_bytes(self) -> int:
+        """The most that a broadcast may have."""
+        return most_bytes(self._example)
+
+    def train(self, round_: int, model: str, broadcast: bytes) -> None:
+        """Train for a round, and keep the new state and the update, which is not sent yet."""
+        like = self._example if self.number not in self.state else for_returning(self._example)
+        message = opened(broadcast, like, type(like))
+        clients = np.array([self.number])
+        ((_, done),) = self.simulation.results(clients, message, round_)
+        update, state = tree.take(done.uploads, 0), tree.flatten(tree.take(done.states, 0))
+        check_declared(update, self._declared)
+        kept = {path: leaf.cpu().contiguous() for path, leaf in state.items()}
+        self.state.commit(Pending(round_, model, wire.encode(update), kept))
+
+    def receive(self, broadcast: bytes) -> None:
+        """Take the last broadcast, whole: what the device's models are made from."""
+        self.simulation.received = opened(broadcast, self._example, type(self._example))
+
+
+def _job(recipe: Recipe, own: Own, number: int, profile: str | None) -> Job:
+    """Prepare the recipe of a server for one device: clients one by one, and only code that is installed here."""
+    for key, name in (("method.name", recipe.method.name), ("model.name", recipe.model.name)):
+        if ":" in name:
+            raise BadInput(f"{key}: the server's recipe names {name!r}; a device runs only what personafl comes with")
+    for index, device in enumerate(recipe.devices):
+        if device.model is not None and ":" in device.model.name:
+            raise BadInput(f"devices[{index}].model.name: the server's recipe names {device.model.name!r}; not run")
+    names = device_names(recipe.devices)
+    kinds = np.zeros(own.data.clients, dtype=np.int64)
+    if names:
+        if profile not in names:
+            raise BadInput(f"--profile {profile}: the server's recipe has {', '.join(names)}")
+        kinds[number] = names.index(profile)
+    update = {"strategy": "sequential", "device": "cpu", "workers": 1}  # gRPC's threads do not survive a fork
+    engine = recipe.engine.model_copy(update=update)
+    everyone = recipe.federation.model_copy(update={"cohort": 1.0})
+    alone: dict[str, Any] = {"engine": engine, "federation": everyone, "start": None}
+    return prepare(recipe.model_copy(update=alone), own.data, profiles=kinds)

@@ -1,0 +1,1 @@
+"""What passes between machines: messages, frames, identities and the checks of what was sent."""

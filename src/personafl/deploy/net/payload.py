@@ -1,0 +1,106 @@
+"""Checks of what another machine sent, before it touches anything: each failure has a code of its own.
+
+What is allowed is a list, the names in a message of the declared type; all else is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from personafl.core import tree, wire
+from personafl.core.tree import Tree
+from personafl.deploy.net.codes import Code, Refused
+from personafl.errors import BadInput
+
+__all__ = ["check_declared", "most_bytes", "opened", "opened_update"]
+
+T = TypeVar("T")
+_BROKEN = (RuntimeError, TypeError, ValueError, IndexError, OverflowError, BadInput)
+
+
+def check_declared(upload: Any, declared: type[Any]) -> None:
+    """Fail if an upload is of another type than its rule declares: it must not leave the device."""
+    if type(upload) is not declared:
+        raise BadInput(f"method: wants to send a {type(upload).__name__}, and declares {declared.__name__}; not sent")
+    _check_names(tree.flatten(wire.dense(upload)).keys(), declared)
+
+
+def most_bytes(like: Tree) -> int:
+    """Return how large the bytes of a message may be: those of a dense one, and some for the names of its parts."""
+    return wire.size(wire.dense(like)) * 5 // 4 + 2**16
+
+
+def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: float) -> Tree:
+    """Return the dense upload in the bytes that a device sent, or refuse them. `like` is one of the same structure."""
+    forms = {tree.path_name(path): type(leaf) for path, leaf in _leaves(like)}
+    upload = wire.dense(opened(data, like, declared, forms))
+    total = 0.0
+    for name, leaf in tree.flatten(upload).items():
+        if not leaf.is_floating_point():
+            continue
+        if not bool(torch.isfinite(leaf).all()):
+            raise Refused(Code.NOT_FINITE, f"{name} has numbers that are not finite")
+        total += float(leaf.to(torch.float64).square().sum())
+    if math.sqrt(total) > norm_bound:
+        raise Refused(Code.NORM_TOO_LARGE, f"the norm is {math.sqrt(total):.3g}, at most {norm_bound:.3g} is taken")
+    return upload
+
+
+def opened(data: bytes, like: T, declared: type[Any], forms: dict[str, type[Any]] | None = None) -> T:
+    """Return the message in bytes from elsewhere, compact forms kept, or refuse them.
+
+    `forms` are those that each entry may have besides a plain tensor; None: any.
+    """
+    try:
+        named = wire.decode_named(data)
+    except (*_BROKEN, MemoryError) as error:
+        raise Refused(Code.BAD_PAYLOAD, "not a safetensors payload") from error
+    shapes = tree.flatten(wire.dense(like))
+    paths = {name.partition("#")[0] for name in named}
+    _check_names(paths, declared)
+    if paths != shapes.keys():
+        wrong = sorted(paths ^ shapes.keys())
+        raise Refused(Code.BAD_NAMES, f"entries {', '.join(wrong[:3])[:200]} are missing or not expected")
+    for name, value in named.items():
+        path, mark, part = name.partition("#")
+        if mark:
+            _check_form(path, part, value, shapes[path], forms)
+        elif value.shape != shapes[path].shape:
+            raise Refused(Code.BAD_SHAPE, f"{path} should have shape {list(shapes[path].shape)}")
+        elif value.dtype != shapes[path].dtype:
+            raise Refused(Code.BAD_DTYPE, f"{path} should be {shapes[path].dtype}")
+    try:
+        message = wire.decode(data, wire.dense(like))
+        found = tree.flatten(wire.dense(message))
+    except _BROKEN as error:
+        raise Refused(Code.BAD_FORM, str(error).splitlines()[0][:200] if str(error) else "bad form") from error
+    for path, value in found.items():
+        if value.dtype != shapes[path].dtype:
+            raise Refused(Code.BAD_DTYPE, f"{path} should be {shapes[path].dtype}")
+    return message
+
+
+def _check_names(paths: Any, declared: type[Any]) -> None:
+    undeclared = sorted(path for path in paths if path.partition("/")[0] not in declared._fields)
+    if undeclared:
+        raise Refused(Code.BAD_NAMES, f"entry {undeclared[0][:100]} is not of {declared.__name__}: {declared._fields}")
+
+
+def _check_form(path: str, part: str, value: Tensor, like: Tensor, forms: dict[str, type[Any]] | None) -> None:
+    form, _, field = part.partition(".")
+    if forms is not None and forms[path].__name__.lower() != form:
+        raise Refused(Code.BAD_FORM, f"{path} may not come in the form {form[:50]!r}")
+    if field == "shape":
+        if value.dtype != torch.int32 or value.ndim != 1:
+            raise Refused(Code.BAD_FORM, f"the shape of {path} is not one")
+        if value.tolist() != list(like.shape):
+            raise Refused(Code.BAD_SHAPE, f"{path} should have shape {list(like.shape)}")
+
+
+def _leaves(message: Tree) -> list[tuple[Any, Any]]:
+    return list(pytree.tree_leaves_with_path(message, is_leaf=wire.is_form))

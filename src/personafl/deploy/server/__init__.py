@@ -1,0 +1,1 @@
+"""The server, the servers of a cloud and their coordinator, as processes."""

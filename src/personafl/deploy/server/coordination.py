@@ -1,0 +1,309 @@
+"""What a coordinator keeps: who joined, what servers handed in, and what follows; in a directory that survives a crash.
+
+    recipe.toml                      what is run
+    journal.jsonl                    what was heard of servers, and what was mixed; see `journal`
+    checkpoint.json, server-N.safetensors   the model of all, or of each what it was last sent, after N mixes
+    announced/ROUND-SERVER.safetensors      what those servers handed in that wait
+
+Who waits for whom is decided by `cloud.protocol`. What it hears is in the journal before anyone gets an answer, so that
+a coordinator that starts again hears it again. A mix is done by its checkpoint. Nothing here waits: `coordinator` has
+the clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from personafl.cloud.protocol import Back, Gone, Isolate, Mix, News, Ready, Start
+from personafl.cloud.topology import full
+from personafl.core import wire
+from personafl.core.algorithm import Reduced
+from personafl.core.tree import Tree
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Announce, Finished, Join, Proceed, Said, digest_of
+from personafl.deploy.net.payload import most_bytes, opened_update
+from personafl.deploy.server.agreement import Sum, cloud_name, deployable_cloud, fingerprint, sum_like, without_cloud
+from personafl.deploy.server.rounds import deployable, open_directory, open_federation
+from personafl.recipe.recipe import Recipe
+from personafl.simulate.cloud import mixed, without_own
+from personafl.simulate.servers import coordinator_of
+from personafl.simulate.simulator import Simulation
+from personafl.storage.files import atomic_write, storage
+from personafl.storage.journal import Journaled
+from personafl.storage.rundir import Checkpoint
+from personafl.storage.store import Store
+
+__all__ = ["Coordination", "Mixed"]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What a mix did: whose models, and for each how many mixes were made since it began its round."""
+
+    round: int
+    members: tuple[int, ...]
+    staleness: tuple[int, ...]
+
+    def __str__(self) -> str:
+        stale = f", stale by {max(self.staleness)} at most" if any(self.staleness) else ""
+        return f"round {self.round + 1}: {', '.join(map(cloud_name, self.members))}{stale}"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What follows a server's round `after`; None: nothing came before."""
+
+    after: int | None
+    proceed: Proceed
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What a server handed in for a round."""
+
+    round: int
+    digest: str
+    clients: int
+
+
+class Coordination(Journaled):
+    """A run on the coordinator's side."""
+
+    def __init__(self, recipe: Recipe, path: Path) -> None:
+        self.cloud = deployable_cloud(recipe)
+        self.section = deployable(without_cloud(recipe))
+        self.recipe = recipe
+        self.weights: dict[int, int] = {}  # of the servers that joined: what their devices weigh
+        self.gone: set[int] = set()
+        self.mixes: Counter[int] = Counter()  # server -> mixes that it had part in
+        self.isolated: Counter[int] = Counter()  # server -> rounds that it did alone
+        self.staleness: dict[int, int] = {}  # server -> in its last mix
+        self.done = 0  # mixes
+        self.last: Mixed | None = None
+        self._protocol = coordinator_of(self.cloud)
+        self._waiting: dict[int, _Waiting] = {}
+        self._latest: dict[int, _Waiting] = {}
+        self._steps: dict[int, _Step] = {}
+        self._models: tuple[Tree, ...] = ()  # one for all, or of each server what it was last sent
+        super().__init__(open_directory(recipe, path))
+        with storage(path):
+            (path / "announced").mkdir(exist_ok=True)
+        self._simulation = self._simulated({0: 1})
+        total, self._dtypes = sum_like(self._simulation.federation)
+        self._like: Tree = total if self.cloud.shared else without_own(self._simulation.server)
+        self.payload_bytes = most_bytes(self._like)  # of what a server hands in, at most
+        self._replay()
+
+    @property
+    def begun(self) -> bool:
+        """Whether all servers have joined."""
+        return bool(self._models)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all mixes are done."""
+        return self.begun and self.done >= self.recipe.rounds
+
+    def is_waiting(self, server: int) -> bool:
+        """Say whether a server has handed in its round."""
+        return server in self._waiting
+
+    def round_of(self, server: int) -> int:
+        """Return the round that a server is in: the number of mixes when it began it."""
+        return self._protocol.at(server)
+
+    # What servers say
+
+    def join(self, server: int, message: Join) -> None:
+        """Take a server in; with the last one everything begins."""
+        if message.recipe != fingerprint(self.recipe):
+            raise Refused(Code.OTHER_RECIPE, f"{cloud_name(server)} has another recipe than the coordinator")
+        if server in self.weights:
+            return
+        self.journal.write("joined", server=server, weight=message.weight)
+        self.weights[server] = message.weight
+        if len(self.weights) == self.cloud.servers:
+            self._begin()
+            self.directory.commit(Checkpoint(), wire.encode(self._models))
+            self.journal.write("began")
+
+    def announce(self, server: int, message: Announce, payload: bytes) -> bool:
+        """Keep what a server hands in, and do what follows; return whether it was kept before."""
+        waiting = _Waiting(message.round, digest_of(payload), message.clients)
+        if self._latest.get(server) == waiting:
+            return True
+        if self.finished:
+            raise Refused(Code.ROUND_CLOSED, "all rounds are done")
+        if not self.begun or self.round_of(server) != message.round:
+            raise Refused(Code.WRONG_ROUND, f"{cloud_name(server)} is not in round {message.round + 1}")
+        if server in self._waiting:
+            raise Refused(Code.DUPLICATE, f"{cloud_name(server)} announced this round with something else")
+        handed = self._opened(payload)
+        if message.clients < 1 or (isinstance(handed, Sum) and not handed.weight > 0):
+            raise Refused(Code.BAD_SAMPLES, f"{cloud_name(server)} hands in the updates of nobody")
+        atomic_write(self._file(server, message.round), payload)
+        self.journal.write("ready", server=server, **asdict(waiting))
+        self._ready(server, waiting)
+        return False
+
+    def lose(self, server: int) -> None:
+        """Stop waiting for a server."""
+        self.journal.write("gone", server=server)
+        self._hear(Gone(server))
+
+    def find(self, server: int) -> None:
+        """Count on a server again."""
+        self.journal.write("back", server=server)
+        self._hear(Back(server))
+
+    def follows(self, server: int, after: int | None) -> bool:
+        """Say whether it is known what follows a server's round."""
+        step = self._steps.get(server)
+        return self.finished or (step is not None and step.after == after)
+
+    def following(self, server: int, after: int | None) -> Said:
+        """Return what follows a server's round."""
+        step = self._steps.get(server)
+        if step is not None and step.after == after:
+            alone = step.proceed.mixed is None and not self.cloud.shared
+            return Said(step.proceed, b"" if alone else self._model(server))
+        return Said(Finished(rounds=self.done), self._model(server) if self.cloud.shared else b"")
+
+    # What follows
+
+    def _begin(self) -> None:
+        """Make the models; a server weighs as much as its devices that are there now."""
+        self._simulation = self._simulated(self.weights)
+        state = self._simulation.server
+        self._models = (state,) if self.cloud.shared else (without_own(state),) * self.cloud.servers
+        for start in self._protocol.start():
+            self._steps[start.server] = _Step(None, Proceed(start=start.round, mixed=None))
+
+    def _ready(self, server: int, waiting: _Waiting) -> None:
+        self._latest[server] = self._waiting[server] = waiting
+        self._hear(Ready(server, waiting.round))
+
+    def _hear(self, news: News) -> None:
+        """Do what follows from what is heard of a server."""
+        if isinstance(news, Gone):
+            self.gone.add(news.server)
+        else:
+            self.gone.discard(news.server)
+        if self.last is not None and self.last.round + 1 >= self.recipe.rounds:
+            return
+        mix: int | None = None
+        for event in self._protocol.receive(news):
+            match event:
+                case Mix():
+                    mix = event.round
+                    self._mix(event)
+                case Isolate():
+                    self.isolated[event.server] += 1
+                    self._note("alone", server=event.server, round=event.round)
+                    self._remove(event.server)
+                case Start():
+                    after = self._waiting.pop(event.server).round
+                    self._steps[event.server] = _Step(after, Proceed(start=event.round, mixed=mix))
+
+    def _mix(self, event: Mix) -> None:
+        """Mix the models of servers, or update the model of all; nothing is computed that the checkpoint has."""
+        stale = tuple(event.round - self._waiting[server].round for server in event.members)
+        self.last = Mixed(event.round, event.members, stale)
+        for server, since in zip(event.members, stale, strict=True):
+            self.mixes[server] += 1
+            self.staleness[server] = since
+        if event.round >= self.done:
+            handed = [self._opened(self._file(n, self._waiting[n].round).read_bytes()) for n in event.members]
+            self._models = self._updated(event, handed) if self.cloud.shared else self._averaged(event, handed)
+            self.done = event.round + 1
+            self.directory.commit(Checkpoint(rounds=self.done), wire.encode(self._models))
+        self._note("mixed", **asdict(self.last))
+        for server in event.members:
+            self._remove(server)
+
+    def _updated(self, event: Mix, sums: list[Sum]) -> tuple[Tree, ...]:
+        """Return the model of all after the uploads of servers."""
+        clients = [self._waiting[server].clients for server in event.members]
+        parts = [own.reduced(count, self._dtypes) for own, count in zip(sums, clients, strict=True)]
+        uploads = functools.reduce(Reduced.plus, parts)
+        return (self._simulation.updated(self._models[0], uploads, event.round),)
+
+    def _averaged(self, event: Mix, states: list[Tree]) -> tuple[Tree, ...]:
+        """Return what each server is sent: its members' mean, for others what they were sent before."""
+        rows = enumerate(full(len(states)))
+        sent = dict(zip(event.members, (mixed(states, row, place) for place, row in rows), strict=True))
+        return tuple(sent.get(server, before) for server, before in enumerate(self._models))
+
+    # What is kept
+
+    def _replay(self) -> None:
+        """Hear again what the journal says."""
+        entries = self.journal.entries
+        self._noted = {_line(entry["event"], entry) for entry in entries}
+        heard = [entry for entry in entries if entry["event"] in ("ready", "gone", "back")]
+        self.weights = {entry["server"]: entry["weight"] for entry in entries if entry["event"] == "joined"}
+        if len(self.weights) < self.cloud.servers:
+            return
+        self._begin()
+        if any(entry["event"] == "began" for entry in entries):
+            checkpoint = self.directory.checkpoint()
+            self.done = checkpoint.rounds
+            self._models = wire.decode(self.directory.server_bytes(checkpoint), self._models)
+        else:
+            self.directory.commit(Checkpoint(), wire.encode(self._models))
+            self.journal.write("began")
+        for entry in heard:
+            self._hear_again(entry)
+        self._remove_all_but_waiting()
+
+    def _hear_again(self, entry: Mapping[str, Any]) -> None:
+        server = entry["server"]
+        match entry["event"]:
+            case "ready":
+                self._ready(server, _Waiting(**{key: entry[key] for key in ("round", "digest", "clients")}))
+            case "gone":
+                self._hear(Gone(server))
+            case "back":
+                self._hear(Back(server))
+
+    def _note(self, event: str, **facts: Any) -> None:
+        """Add to the journal what followed, if it is not there."""
+        if _line(event, facts) not in self._noted:
+            self.journal.write(event, **facts)
+
+    def _simulated(self, weights: Mapping[int, int]) -> Simulation:
+        """Return a simulation whose clients are the servers: its state is that of one server for all their devices."""
+        federation = open_federation(without_cloud(self.recipe), dict(weights))
+        with storage(self.directory.path):
+            store = Store(self.directory.path / "states", 2**20)  # none is ever here
+        return Simulation(replace(federation, weights="examples"), store)
+
+    def _opened(self, payload: bytes) -> Tree:
+        return opened_update(payload, self._like, type(self._like), math.inf)
+
+    def _model(self, server: int) -> bytes:
+        return wire.encode(self._models[0 if self.cloud.shared else server])
+
+    def _file(self, server: int, round_: int) -> Path:
+        return self.directory.path / "announced" / f"{round_:06d}-{server:06d}.safetensors"
+
+    def _remove(self, server: int) -> None:
+        with storage(self.directory.path):
+            self._file(server, self._waiting[server].round).unlink(missing_ok=True)
+
+    def _remove_all_but_waiting(self) -> None:
+        kept = {self._file(server, waiting.round) for server, waiting in self._waiting.items()}
+        with storage(self.directory.path):
+            for path in (self.directory.path / "announced").iterdir():
+                if path not in kept:
+                    path.unlink()
+
+
+def _line(event: str, facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    return event, facts.get("server"), facts.get("round")

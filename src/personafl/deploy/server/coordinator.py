@@ -1,0 +1,162 @@
+"""The coordinator of several servers: answers them, and notices who is gone.
+
+Cloud servers call it. One that asks what follows its round is kept waiting for up to a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.identity import Identity
+from personafl.deploy.net.messages import (
+    Accepted,
+    Alive,
+    Announce,
+    Await,
+    Beat,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    Report,
+    Said,
+    Status,
+    Wait,
+)
+from personafl.deploy.server.agreement import cloud_name, place_of
+from personafl.deploy.server.coordination import Coordination
+from personafl.deploy.server.service import PATIENCE, Answering, Event, Listener, Listening
+
+__all__ = ["run_coordinator"]
+
+T = TypeVar("T")
+
+
+async def run_coordinator(config: Listening, listener: Listener) -> Coordination:
+    """Coordinate the servers of a recipe to its end, from wherever its directory says it is."""
+    with ThreadPoolExecutor(1, "coordination") as worker:
+        make = asyncio.get_running_loop().run_in_executor(worker, Coordination, config.recipe, config.out)
+        with await make as coordination:
+            await _Coordinator(config, coordination, worker, listener).run()
+        return coordination
+
+
+class _Coordinator(Answering):
+    """A run that is being coordinated."""
+
+    def __init__(
+        self, config: Listening, coordination: Coordination, worker: ThreadPoolExecutor, listener: Listener
+    ) -> None:
+        super().__init__(config, coordination.journal, worker, listener)
+        self._coordination = coordination
+        self._left: set[int] = set()
+        self._seen = dict.fromkeys(range(coordination.cloud.servers), time.monotonic())
+
+    async def run(self) -> None:
+        """Answer servers to the end."""
+        now = self._coordination
+        largest = now.payload_bytes
+        budget = now.cloud.servers * largest
+        async with self._serving(lambda kind: largest if kind == Announce.kind else 0, budget) as port:
+            self._tell(Event("listening", f"port {port}, {now.done} of {now.recipe.rounds} rounds done"))
+            await self._until(lambda: now.begun)
+            while not now.finished:
+                await self._within(0.2, lambda: now.finished)
+                await self._watch()
+            self._notify()
+            self._tell(Event("finished", f"{now.done} rounds"))
+            await self._until(self._alone)
+
+    async def _watch(self) -> None:
+        """Notice who has given no sign of life for too long."""
+        now = self._coordination
+        alive = self._alive(now.section.server_timeout)
+        for server in range(now.cloud.servers):
+            if server not in alive and server not in now.gone:
+                self._tell(Event("gone", f"{cloud_name(server)}; it is not waited for"))
+                await self._heard(lambda: now.lose(server))  # noqa: B023 - awaited at once
+
+    def _alone(self) -> bool:
+        patience = max(PATIENCE, self._coordination.section.server_timeout)
+        return not self._alive(patience) - self._left - self._coordination.gone
+
+    async def _answer(self, identity: Identity, said: Said) -> Said:
+        message, payload = said
+        now = self._coordination
+        if isinstance(message, Status):
+            identity.check_role("coordinator", "cloud")
+            return Said(Report(), json.dumps(self._report()).encode())
+        identity.check_role("cloud")
+        server = place_of(identity.name, now.cloud)
+        if server is None:
+            names = f"{cloud_name(0)} to {cloud_name(now.cloud.servers - 1)}"
+            raise Refused(Code.UNKNOWN_SERVER, f"{identity.name} is none of the recipe's servers, {names}")
+        self._seen[server] = time.monotonic()
+        if isinstance(message, Join):
+            await self._heard(lambda: now.join(server, message))
+            self._tell(Event("joined", identity.name))
+            return Said(Joined())
+        if server not in now.weights:
+            raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not join this run")
+        if server in now.gone:
+            await self._heard(lambda: now.find(server))
+            self._tell(Event("back", identity.name))
+        if isinstance(message, Announce):
+            return Said(Accepted(before=await self._heard(lambda: now.announce(server, message, payload))))
+        if isinstance(message, Await):
+            await self._within(now.section.heartbeat, lambda: now.follows(server, message.round))
+            if not now.follows(server, message.round):
+                return Said(Wait())
+            return await self._work(lambda: now.following(server, message.round))
+        if isinstance(message, Beat):
+            return Said(Alive(open=not now.finished))
+        if isinstance(message, Leave):
+            self._left.add(server)
+            self._notify()
+            return Said(Left())
+        raise Refused(Code.UNKNOWN_KIND, f"a coordinator is not told {message.kind!r}")
+
+    async def _heard(self, task: Callable[[], T]) -> T:
+        """Do what may lead to a mix, and tell of it."""
+        now, before = self._coordination, self._coordination.done
+        result = await self._work(task)
+        if now.done > before and now.last is not None:
+            self._tell(Event("mixed", str(now.last)))
+        self._notify()
+        return result
+
+    def _report(self) -> dict[str, Any]:
+        now = self._coordination
+        return {
+            "name": now.recipe.name,
+            "method": now.recipe.method.name,
+            "protocol": now.cloud.protocol,
+            "first": now.cloud.first or now.cloud.servers,
+            "rounds": now.recipe.rounds,
+            "done": now.done,
+            "finished": now.finished,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "last": None if now.last is None else asdict(now.last),
+            "refused": dict(self._refusals),
+            "servers": [self._server(server) for server in range(now.cloud.servers)],
+        }
+
+    def _server(self, server: int) -> dict[str, Any]:
+        now = self._coordination
+        return {
+            "name": cloud_name(server),
+            "joined": server in now.weights,
+            "gone": server in now.gone,
+            "version": now.round_of(server),
+            "ready": now.is_waiting(server),
+            "mixes": now.mixes[server],
+            "staleness": now.staleness.get(server),
+            "alone": now.isolated[server],
+        }

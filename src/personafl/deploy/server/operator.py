@@ -1,0 +1,29 @@
+"""What an operator asks a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from personafl.deploy.net.codes import Refused
+from personafl.deploy.net.messages import Report, Status
+from personafl.deploy.net.transport import Channel, Unreachable
+from personafl.deploy.pki import Files
+from personafl.errors import BadInput
+
+__all__ = ["ask_status"]
+
+_REPORT_BYTES = 2**24
+
+
+async def ask_status(server: str, files: Files) -> dict[str, Any]:
+    """Return how a server is doing."""
+    channel = Channel(server, files, lambda kind: _REPORT_BYTES if kind == Report.kind else 0)
+    try:
+        _, report = await channel.ask(Status(), timeout=10.0, tries=3)
+    except (Refused, Unreachable) as error:
+        raise BadInput(f"--server {server}: {error}") from error
+    finally:
+        await channel.close()
+    found: dict[str, Any] = json.loads(report)
+    return found

@@ -1,0 +1,204 @@
+"""The server: answers devices, and keeps the clock of the rounds.
+
+Devices pull. A device that asks for work and finds none is kept waiting for up to a heartbeat, so that a round begins
+without delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.identity import Identity
+from personafl.deploy.net.messages import (
+    Accepted,
+    Alive,
+    Beat,
+    Enrolled,
+    Finished,
+    Hello,
+    Knock,
+    Leave,
+    Left,
+    Pull,
+    Report,
+    Said,
+    Status,
+    Task,
+    Update,
+    Wait,
+    Welcome,
+)
+from personafl.deploy.server.rounds import Closed, Rounds
+from personafl.deploy.server.service import LOST, PATIENCE, Answering, Event, Listener, Listening
+
+__all__ = ["Event", "Server", "ServerConfig", "run_server"]
+
+_AT_ONCE = 16  # updates on their way in, at their largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(Listening):
+    """What a server is started with."""
+
+    stay: bool = False  # also when all devices have their final model: for newcomers
+
+
+async def run_server(config: ServerConfig, listener: Listener) -> Rounds:
+    """Serve a recipe to its end, from wherever its directory says it is."""
+    with ThreadPoolExecutor(1, "rounds") as worker:
+        rounds = await asyncio.get_running_loop().run_in_executor(worker, Rounds, config.recipe, config.out)
+        with rounds:
+            await Server(config, rounds, worker, listener).run()
+        return rounds
+
+
+class Server(Answering):
+    """A run that is being served."""
+
+    def __init__(self, config: ServerConfig, rounds: Rounds, worker: ThreadPoolExecutor, listener: Listener) -> None:
+        super().__init__(config, rounds.journal, worker, listener)
+        self._config, self._rounds = config, rounds
+        self._started: float | None = None  # when the first device was given the open round
+
+    async def run(self) -> None:
+        """Answer devices and go through the rounds."""
+        rounds = self._rounds
+        largest = rounds.payload_bytes
+        async with self._serving(lambda kind: largest if kind == Update.kind else 0, _AT_ONCE * largest) as port:
+            self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
+            await self._train()
+            self._tell(Event("finished", f"{rounds.done} rounds"))
+            await self._part()
+
+    async def _train(self) -> None:
+        rounds = self._rounds
+        if not rounds.begun:
+            await self._until(lambda: self._present() >= rounds.section.devices)
+            await self._begin()
+        while not rounds.finished:
+            if rounds.open is None:
+                await self._work(rounds.open_next)
+            self._started = None
+            self._notify()
+            await self._collect()
+            self._tell(Event("closed", "", await self._close()))
+        await self._work(rounds.final)
+        self._notify()
+
+    async def _begin(self) -> None:
+        await self._work(self._rounds.begin)
+
+    async def _close(self) -> Closed:
+        return await self._work(self._rounds.close)
+
+    async def _collect(self) -> None:
+        """Wait until the open round can close."""
+        rounds, deadline = self._rounds, self._rounds.section.deadline
+        while True:
+            await self._until(lambda: rounds.complete or self._overdue(deadline))
+            if rounds.complete or rounds.enough:
+                return
+            added = await self._work(lambda: rounds.widen(self._alive(self._lost)))
+            self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more devices selected"))
+            self._started = time.monotonic()
+            self._notify()
+
+    async def _part(self) -> None:
+        """Stay until every device has its final model, or is silent."""
+        if self._config.stay:
+            await asyncio.Event().wait()
+        patience = max(PATIENCE, self._lost)
+        soon = time.monotonic() + patience
+        await self._until(lambda: not self._present() or (time.monotonic() > soon and not self._awaited(patience)))
+
+    async def _answer(self, identity: Identity, said: Said) -> Said:
+        message, payload = said
+        if isinstance(message, Status):
+            identity.check_role("coordinator", "device")
+            return Said(Report(), json.dumps(self._report()).encode())
+        identity.check_role("device")
+        number = identity.number
+        assert number is not None
+        self._seen[number] = time.monotonic()
+        if isinstance(message, Knock):
+            return Said(Welcome(run=self._rounds.run), self._rounds.recipe.to_toml().encode())
+        if isinstance(message, Hello):
+            await self._work(lambda: self._rounds.enrol(identity, message))
+            self._tell(Event("enrolled", f"{identity.name}, {message.samples} samples"))
+            self._notify()
+            return Said(Enrolled())
+        if number not in self._rounds.members:
+            raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not say hello")
+        if isinstance(message, Pull):
+            return await self._pulled(number, message)
+        if isinstance(message, Beat):
+            going = self._rounds.open
+            return Said(Alive(open=going is not None and going.number == message.round))
+        if isinstance(message, Update):
+            before = await self._work(lambda: self._rounds.accept(identity, message, payload))
+            self._notify()
+            return Said(Accepted(before=before))
+        if isinstance(message, Leave):
+            await self._work(lambda: self._rounds.leave(number))
+            self._notify()
+            return Said(Left())
+        raise Refused(Code.UNKNOWN_KIND, f"a server is not told {message.kind!r}")
+
+    async def _pulled(self, number: int, message: Pull) -> Said:
+        """Return work, or the final model, or after a while nothing."""
+        rounds = self._rounds
+        await self._within(rounds.section.heartbeat, lambda: self._ready(number))
+        if rounds.finished and rounds.open is None:
+            return Said(Finished(rounds=rounds.done), await self._work(rounds.final))
+        task = await self._work(lambda: rounds.task(number, message.returning))
+        if task is None:
+            return Said(Wait())
+        round_, model, broadcast = task
+        if self._started is None:
+            self._started = time.monotonic()
+            self._notify()
+        return Said(Task(round=round_, model=model), broadcast)
+
+    def _ready(self, number: int) -> bool:
+        rounds = self._rounds
+        return (rounds.finished and rounds.open is None) or rounds.wants(number)
+
+    def _present(self) -> int:
+        return sum(not member.left for member in self._rounds.members.values())
+
+    def _awaited(self, patience: float) -> bool:
+        alive = self._alive(patience)
+        return any(not member.left and number in alive for number, member in self._rounds.members.items())
+
+    @property
+    def _lost(self) -> float:
+        return LOST * self._rounds.section.heartbeat
+
+    def _overdue(self, deadline: float) -> bool:
+        return self._started is not None and time.monotonic() > self._started + deadline
+
+    def _report(self) -> dict[str, Any]:
+        rounds, going, alive = self._rounds, self._rounds.open, self._alive(self._lost)
+        return {
+            "name": rounds.recipe.name,
+            "method": rounds.recipe.method.name,
+            "rounds": rounds.recipe.rounds,
+            "done": rounds.done,
+            "finished": rounds.finished,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "open": None
+            if going is None
+            else {"round": going.number, "selected": list(going.cohort), "taken": sorted(going.taken)},
+            "last": None if rounds.last is None else asdict(rounds.last),
+            "refused": dict(self._refusals),
+            "devices": [
+                {"name": m.name, "number": m.number, "samples": m.samples, "left": m.left, "alive": m.number in alive}
+                for _, m in sorted(rounds.members.items())
+            ],
+        }

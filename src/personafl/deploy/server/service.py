@@ -1,0 +1,124 @@
+"""A process that answers others and waits for what they bring: what a server and a coordinator have in common.
+
+All that computes or writes is done by one worker thread, one thing at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from personafl.deploy.net.codes import Refused
+from personafl.deploy.net.identity import Identity, Revocations
+from personafl.deploy.net.messages import Said
+from personafl.deploy.net.stream import Cap
+from personafl.deploy.net.transport import serve
+from personafl.deploy.pki import Files
+from personafl.deploy.server.rounds import Closed
+from personafl.recipe.recipe import Recipe
+from personafl.storage.journal import Journal
+
+__all__ = ["LOST", "PATIENCE", "Answering", "Event", "Listener", "Listening"]
+
+T = TypeVar("T")
+LOST = 3  # heartbeats without a sign of life, after which a peer counts as gone
+PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its longest back-off
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where a process listens, who it is, and where its run is kept."""
+
+    recipe: Recipe
+    out: Path
+    files: Files
+    revocations: Path
+    listen: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a display is told; `what` is listening, enrolled, closed, extended, mixed, gone, finished or refused."""
+
+    what: str
+    text: str
+    closed: Closed | None = None
+
+    def __str__(self) -> str:
+        if self.closed is None:
+            return f"{self.what}: {self.text}"
+        loss = "" if self.closed.loss is None else f", loss {self.closed.loss:.4f}"
+        return f"round {self.closed.number + 1}: {len(self.closed.taken)} of {self.closed.selected} updates{loss}"
+
+
+Listener = Callable[[Event], None]
+
+
+class Answering:
+    """A process whose peers call it by their number."""
+
+    def __init__(self, config: Listening, journal: Journal, worker: ThreadPoolExecutor, listener: Listener) -> None:
+        self._listening, self._journal, self._worker, self._tell = config, journal, worker, listener
+        self._changed = asyncio.Event()
+        self._seen: dict[int, float] = {}  # number -> when it last gave a sign of life
+        self._refusals: Counter[str] = Counter()
+        self._began = time.monotonic()
+
+    async def _answer(self, identity: Identity, said: Said) -> Said:
+        """Return what a peer is answered."""
+        raise NotImplementedError
+
+    @contextlib.asynccontextmanager
+    async def _serving(self, cap: Cap, budget: int) -> AsyncIterator[int]:
+        """Answer peers meanwhile; the port is given."""
+        config = self._listening
+        server, port = await serve(
+            config.listen,
+            config.files,
+            Revocations(config.revocations, config.files.authority),
+            self._answer,
+            cap=cap,
+            budget=budget,
+            on_refusal=self._refused,
+        )
+        try:
+            yield port
+        finally:
+            await server.stop(grace=1.0)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds; it is looked at when anything changes, and now and then."""
+        while not holds():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), 0.2)
+
+    async def _within(self, seconds: float, holds: Callable[[], bool]) -> None:
+        """Wait until something holds, but no longer than this."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._until(holds)
+
+    def _notify(self) -> None:
+        """Wake all that wait; who waits from now on waits for the next change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _work(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, task)
+
+    def _alive(self, seconds: float) -> set[int]:
+        since = time.monotonic() - seconds
+        return {number for number, seen in self._seen.items() if seen > since}
+
+    def _refused(self, who: str, refused: Refused) -> None:
+        self._refusals[refused.code] += 1
+        if sum(self._refusals.values()) <= 10_000:  # a hostile peer must not fill the disk
+            self._journal.write("refused", durable=False, who=who, code=refused.code, text=refused.text[:200])
+        self._tell(Event("refused", f"{who}: {refused}"))

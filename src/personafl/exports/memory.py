@@ -1,0 +1,131 @@
+"""What training needs of a device's memory: the formula of Pillutla et al. 2022 (B.4), and a measurement.
+
+    memory = 3·size(u) + 2·size(v) + backprop
+
+u is shared (as received, as trained, its gradient), v personal (as trained, its gradient); backprop is what a gradient
+of one batch needs besides. Without a split u is everything; with a whole personal model v is everything too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from personafl.core import rng
+from personafl.core.algorithm import Problem, for_returning
+from personafl.core.batches import Batch, Data
+from personafl.core.tree import Params
+from personafl.runs.runner import Job
+from personafl.simulate.engine import gather
+from personafl.simulate.simulator import Federation
+
+__all__ = ["Memory", "round_memory", "training_memory"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes for one client's training: by the formula for three ways to personalize, and measured for this method."""
+
+    none: int
+    partial: int
+    full: int
+    measured: int
+
+    @property
+    def saving(self) -> float:
+        """What partial personalization saves against a whole personal model."""
+        return 1 - self.partial / self.full
+
+
+def training_memory(job: Job) -> Memory:
+    """Reckon and measure one round of the first client."""
+    fed = job.federation
+    problem, client = fed.problems[0], int(fed.data.seen[0])
+    start = _start(fed)
+    backprop = _backprop(problem, start, next(next(iter(_two_steps(fed, client).phases.values())).each()))
+    u, v = problem.divide(start) if problem.split is not None else (start, {})
+    whole = _size(start)
+    return Memory(
+        none=3 * whole + backprop,
+        partial=3 * _size(u) + 2 * _size(v) + backprop,
+        full=3 * whole + 2 * whole + backprop,
+        measured=round_memory(fed, problem, client),
+    )
+
+
+def round_memory(fed: Federation, problem: Problem, client: int) -> int:
+    """Measure two steps of a client with a problem; with data and networks on "meta" nothing is computed for it."""
+    rule, start, data = fed.algorithm, _start(fed), _two_steps(fed, client)
+    down = rule.server.broadcast(rule.server.init(problem, start, fed.population))
+    state = rule.client.init(problem, down, rng.generator(fed.seed, "memory"))
+    measured = _peak(lambda: rule.client.update(problem, for_returning(down), state, data))
+    return measured + _size(start)  # what was received is there before
+
+
+def _start(fed: Federation) -> Params:
+    return {name: value.to(fed.data.device, fed.dtype) for name, value in (fed.start or {}).items()}
+
+
+def _two_steps(fed: Federation, client: int) -> Data:
+    """Return the first batches of a client's first round."""
+    stacked = gather(fed.data, np.array([client]), fed.algorithm.client.phases, fed.seed, 0)
+    return Data(
+        {n: b._replace(rows=b.rows[0, :2], real=b.real[0, :2], key=b.key[0, :2]) for n, b in stacked.phases.items()},
+        stacked.examples[0],
+        stacked.round,
+    )
+
+
+def _backprop(problem: Problem, params: Params, batch: Batch) -> int:
+    """Return the peak of a gradient's memory beyond the gradient itself."""
+    return max(0, _peak(lambda: grad(problem.mean_loss)(params, batch)) - _size(params))
+
+
+def _size(params: Params) -> int:
+    return sum(value.numel() * value.element_size() for value in params.values())
+
+
+def _peak(work: Callable[[], Any]) -> int:
+    """Return the greatest number of bytes that tensors made by `work` took at any one time."""
+    allocations = _Allocations()
+    with allocations:
+        work()
+    return allocations.peak
+
+
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages from when an operation makes them until nobody refers to them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live, self.peak = 0, 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {id(t.untyped_storage()) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in given | self._known:
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = id(storage), storage.nbytes()
+        self._known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+        def gone() -> None:
+            self._known.discard(key)
+            self.live -= size
+
+        weakref.finalize(storage, gone)

@@ -1,0 +1,1 @@
+"""How long things take: laws of times, order statistics, and how many servers to wait for."""

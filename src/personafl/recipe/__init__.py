@@ -1,0 +1,1 @@
+"""The recipe of a run, and every section of it."""

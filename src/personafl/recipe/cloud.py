@@ -1,0 +1,119 @@
+"""The section [cloud] of a recipe: several servers with devices of their own, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from personafl.cloud.topology import Matrix, check_mixing
+from personafl.errors import BadInput
+from personafl.latency.laws import Exponential, Latency, Trace
+
+__all__ = ["CloudSection", "TimesSection", "check_cloud", "check_no_cohorts"]
+
+Positive = Annotated[int, Field(ge=1)]
+ARRIVAL, STEP = Exponential(mean=2.0), Exponential(mean=1.0)  # as in the paper's §5.2
+
+
+class TimesSection(BaseModel):
+    """How long devices take, in a section with more."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    arrival: Latency = ARRIVAL  # until a device asks to take part
+    step: Latency = STEP  # of one local step, or of an epoch where training is in epochs
+
+    def read_traces(self) -> None:
+        """Fail now if a trace cannot be read."""
+        for latency in (self.arrival, self.step):
+            latency.quantile(0.5)
+
+    def anchored(self) -> Self:
+        """Return it with whole paths of traces."""
+        changes: dict[str, Any] = {}
+        for name in ("arrival", "step"):
+            latency = getattr(self, name)
+            if isinstance(latency, Trace):
+                changes[name] = latency.model_copy(update={"file": str(Path(latency.file).expanduser().resolve())})
+        return self.model_copy(update=changes)
+
+
+class CloudSection(TimesSection):
+    """Which servers there are, how they work together, and how long devices take."""
+
+    servers: Positive
+    protocol: Literal["sync", "async", "rigorous", "gossip"] = "sync"
+    first: Positive | None = None  # B: how many servers an asynchronous round waits for
+    active: Positive | None = None  # devices per server and round: the first to ask; None: all
+    members: tuple[tuple[str, ...], ...] | None = None  # names of each server's clients; None: dealt evenly
+    mixing: Literal["full", "ring"] | Matrix | tuple[Matrix, ...] | None = None  # for gossip; several: in turn
+    iterations: Positive = 1  # K_z: mixings and steps of a server per round
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a round waits only for the first servers."""
+        return self.protocol in ("async", "rigorous")
+
+    @property
+    def shared(self) -> bool:
+        """Whether all servers have one model."""
+        return self.protocol == "sync"
+
+
+def check_no_cohorts(federation: Mapping[str, Any], instead: str) -> None:
+    """Fail if a recipe's section `federation` asks for cohorts; `instead` says who takes part, and the remedy."""
+    everyone = isinstance(federation["cohort"], float) and federation["cohort"] == 1.0  # an integer 1 is one client
+    if not everyone or federation["sampling"] != "exact":
+        raise BadInput(f"federation.{'sampling' if everyone else 'cohort'}: {instead}")
+
+
+def check_cloud(cloud: CloudSection | None, federation: Mapping[str, Any]) -> None:
+    """Fail if values do not go together, whatever the data; `federation` is the recipe's section."""
+    if cloud is None:
+        return
+    check_no_cohorts(federation, "with [cloud] the first devices that ask take part; remove it, and set cloud.active")
+    _check_first(cloud)
+    _check_servers(cloud)
+    if cloud.protocol != "gossip" and cloud.mixing is not None:
+        raise BadInput(f'cloud.mixing: {cloud.protocol} has its own; remove it, or set cloud.protocol = "gossip"')
+    if cloud.protocol == "gossip":
+        if cloud.mixing is None:
+            raise BadInput('cloud.mixing: gossip needs it; set it to "full", "ring", or a doubly stochastic matrix')
+        check_mixing(cloud.mixing, cloud.servers)
+
+
+def _check_first(cloud: CloudSection) -> None:
+    if not cloud.asynchronous:
+        if cloud.first is not None:
+            raise BadInput(
+                f'cloud.first: {cloud.protocol} waits for all servers; remove it, or set cloud.protocol = "async"'
+            )
+        return
+    if cloud.first is None:
+        raise BadInput(
+            f"cloud.first: {cloud.protocol} needs it; say how many of the {cloud.servers} servers to wait for"
+        )
+    if cloud.first > cloud.servers:
+        raise BadInput(f"cloud.first: waits for {cloud.first} servers, but there are only {cloud.servers}; lower it")
+
+
+def _check_servers(cloud: CloudSection) -> None:
+    """Check the lists of clients as far as it can be done without data."""
+    if cloud.members is None:
+        return
+    if len(cloud.members) != cloud.servers:
+        raise BadInput(
+            f"cloud.members: has {len(cloud.members)} lists for {cloud.servers} servers; give one list per server"
+        )
+    found: dict[str, int] = {}
+    for server, names in enumerate(cloud.members):
+        if not names:
+            raise BadInput(f"cloud.members[{server}]: a server without devices; name its clients, or remove the server")
+        for name in names:
+            if name in found:
+                where = "is there twice" if found[name] == server else f"is in cloud.members[{found[name]}] too"
+                raise BadInput(f"cloud.members[{server}]: {name!r} {where}; remove it from one")
+            found[name] = server

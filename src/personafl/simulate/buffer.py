@@ -1,0 +1,126 @@
+"""The section [buffer] of a recipe: one server that does not wait for everyone; and who starts and arrives when.
+
+`concurrency` clients start from version 0 of the model. Each takes arrival_i + K_i · step_i, as on a cloud. When the
+server has `size` uploads it makes the next version of them, and from that as many clients start as have arrived: no
+client trains twice at once, and who starts is drawn from those who do not train. Versions are the rounds of a run.
+
+An upload's staleness is the number of versions made since its client started. It cannot change while the upload waits
+in the buffer, so one that is too stale is dropped when it arrives, and takes no place in the buffer. The clients that
+started last are not stale, and are at least `size`: the buffer always fills.
+
+All draws are hashes of (seed, purpose, version or number of the start, client), so that events are the same for every
+method under one seed, and are played again from the beginning when a run is resumed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from personafl.cloud.clock import DeviceTimes
+from personafl.core import rng
+from personafl.errors import BadInput
+from personafl.recipe.cloud import TimesSection, check_no_cohorts
+
+__all__ = ["Arrival", "Buffer", "BufferSection", "Update", "check_buffer"]
+
+Clients = NDArray[np.int64]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class BufferSection(TimesSection):
+    """How many uploads make a new version of the model, how many clients train at a time, and how long they take."""
+
+    size: Positive  # uploads per version; 1: fully asynchronous; as many as concurrency: synchronous
+    concurrency: Positive | None = None  # clients that train at a time; None: all
+    max_staleness: Annotated[int, Field(ge=0)] | None = None  # older uploads are dropped; None: none are
+    discount: Literal["polynomial", "none"] = "polynomial"  # a change s versions late counts 1/√(1 + s), or whole
+
+
+def check_buffer(buffer: BufferSection | None, federation: Mapping[str, Any], *, on_cloud: bool) -> None:
+    """Fail if values do not go together, whatever the data; `federation` is the recipe's section."""
+    if buffer is None:
+        return
+    if on_cloud:
+        raise BadInput("buffer: it is for one server, and [cloud] has several; remove one of the two sections")
+    check_no_cohorts(federation, "with [buffer] who is free takes part; remove it, and set buffer.concurrency")
+    if buffer.concurrency is not None:
+        check_size(buffer.size, buffer.concurrency)
+
+
+def check_size(size: int, concurrency: int) -> None:
+    """Fail if a buffer would never be full."""
+    if size > concurrency:
+        raise BadInput(
+            f"buffer.size: waits for {size} uploads, but only {concurrency} clients train at a time; lower it, or "
+            "raise buffer.concurrency"
+        )
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An upload that the server received, and how many versions were made since its client started."""
+
+    client: int
+    staleness: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """How a version of the model became the next: who started from it, and what the server took and dropped."""
+
+    number: int  # of the version before
+    time: float
+    started: tuple[int, ...]  # in ascending order
+    taken: tuple[Arrival, ...]  # in order of time
+    dropped: tuple[Arrival, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """What a recipe says about a buffer, for the clients at hand."""
+
+    size: int
+    concurrency: int
+    max_staleness: int | None
+    discount: Literal["polynomial", "none"]
+    clients: Clients  # who may take part, in ascending order
+    devices: DeviceTimes
+
+    def factor(self, staleness: int) -> float:
+        """Return how much a late change counts."""
+        return 1.0 if self.discount == "none" else float(1 / np.sqrt(1.0 + staleness))
+
+    def updates(self) -> Iterator[Update]:
+        """Play what happens, from the beginning and without end, in virtual time; at one time who started first."""
+        idle: list[int] = self.clients.tolist()
+        training: list[tuple[float, int, int, int]] = []  # (when it ends, number of the start, client, version)
+        now, starts, free = 0.0, 0, self.concurrency
+        for version in itertools.count():
+            started = self._draw(idle, starts, free)
+            ends = now + self.devices.times(np.array(started, dtype=np.int64), version)
+            for number, (client, end) in enumerate(zip(started, ends.tolist(), strict=True), starts):
+                heapq.heappush(training, (end, number, client, version))
+            starts += free
+            taken: list[Arrival] = []
+            dropped: list[Arrival] = []
+            while len(taken) < self.size:
+                now, _, client, origin = heapq.heappop(training)
+                bisect.insort(idle, client)
+                late = self.max_staleness is not None and version - origin > self.max_staleness
+                (dropped if late else taken).append(Arrival(client, version - origin))
+            free = len(taken) + len(dropped)
+            yield Update(version, now, tuple(sorted(started)), tuple(taken), tuple(dropped))
+
+    def _draw(self, idle: list[int], first: int, count: int) -> list[int]:
+        """Take clients that start out of those that do not train."""
+        shares = rng.uniforms(self.devices.seed, "buffer", first + np.arange(count))
+        return [idle.pop(int(share * len(idle))) for share in shares.tolist()]

@@ -1,0 +1,216 @@
+"""The cloud executor: any algorithm over several servers, each with devices of its own.
+
+A round is one aggregation of the coordinator. Each server that has part in it sent its model z_n to its active devices
+when its round began, and now has their uploads. With the round's doubly stochastic matrix A:
+
+    w_n = Σ_m A_nm z_m          every tensor of the server's state, but the fields that are its own
+    z_n ← update(w_n, uploads of n's devices)
+
+- sync: there is one state, and one update takes the uploads of all servers.
+- async, rigorous: A is the mean over the servers that are mixed. Who is isolated has w_n = z_n.
+- gossip: every server has part, and A is the recipe's.
+
+A rule with `again(state)` may mix and step several times (K_z) on the same uploads.
+
+Devices are trained when their uploads are used. That gives what training at the start of the round would: neither their
+states nor their server's change in between. So nothing that is pending has to be saved, and a resumed run only plays
+the clock again. What servers have not delivered when the last round ends is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from personafl.cloud.clock import Aggregation, Turn
+from personafl.cloud.topology import place
+from personafl.core import tree, wire
+from personafl.core.algorithm import Algorithm, Reduced
+from personafl.core.batches import Steps
+from personafl.core.tree import Tree
+from personafl.data.federated import FederatedData
+from personafl.errors import BadInput
+from personafl.recipe.cloud import CloudSection
+from personafl.simulate.buffered import BufferedSimulation
+from personafl.simulate.engine import local_steps
+from personafl.simulate.servers import Cloud
+from personafl.simulate.simulator import Federation, Round, Simulation, Trained
+from personafl.storage.rundir import RunDirectory
+from personafl.storage.store import Store
+
+__all__ = ["CloudSimulation", "journal", "make_cloud", "make_simulation", "mixed", "with_own", "without_own"]
+
+Clients = NDArray[np.int64]
+Weights = NDArray[np.float64]
+
+
+def make_cloud(section: CloudSection, data: FederatedData, algorithm: Algorithm, work: Steps, seed: int) -> Cloud:
+    """Return the cloud that a recipe describes; `work` is what a device does in a round."""
+    if section.iterations > 1 and not hasattr(algorithm.server, "again"):
+        raise BadInput(
+            f"cloud.iterations: {algorithm.name}'s server cannot step again without uploads; remove it "
+            f"(given: {section.iterations})"
+        )
+    section.read_traces()
+    topology = place(data, section.servers, section.members, section.active, seed)
+    return Cloud(section=section, topology=topology, steps=local_steps(work, seed), seed=seed)
+
+
+def make_simulation(federation: Federation, store: Store, server_bytes: bytes | None = None) -> Simulation:
+    """Return the simulation of a federation, on a cloud or with a buffer where it has one."""
+    if federation.buffer is not None:
+        return BufferedSimulation(federation, store, server_bytes)
+    kind = Simulation if federation.cloud is None else CloudSimulation
+    return kind(federation, store, server_bytes)
+
+
+class CloudSimulation(Simulation):
+    """A federation with several servers in progress; `server` is a tuple of their states, of one if they share it.
+
+    `events` is what happens, if it is not to be played by the cloud's clock: a journal.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        store: Store,
+        server_bytes: bytes | None = None,
+        events: Iterable[Aggregation] | None = None,
+    ) -> None:
+        assert federation.cloud is not None
+        self._cloud, self._section = federation.cloud, federation.cloud.section
+        self._events = iter(self._cloud.aggregations() if events is None else events)
+        super().__init__(federation, store, server_bytes)
+        if not self._section.shared:
+            self.homes = self._cloud.topology.home
+
+    def _begin(self) -> tuple[Tree, ...]:
+        if self._section.shared:
+            return (self._new_server(self.federation.population),)
+        return tuple(self._new_server(self.federation.weight_of(own)) for own in self._cloud.topology.devices)
+
+    def broadcast(self, server: int | None = None) -> Tree:
+        """Return what a newcomer to a server is sent now, in compact forms; None: by the mean of all servers."""
+        count = len(self.server)
+        state = mixed(self.server, np.full(count, 1 / count), 0) if server is None else self.server[server]
+        return self.federation.algorithm.server.broadcast(state)
+
+    def step(self, number: int) -> Round:
+        """Run one aggregation, and what isolated servers did before it."""
+        event = next(event for event in self._events if event.number == number)
+        done = [self._alone(turn) for turn in event.isolated]
+        ranks = wire.ranks(self.broadcast(self._state_of(event.members[0])))
+        done += self._together(event)
+        uploads = _joined(done)
+        return Round(
+            number=number,
+            loss=uploads.loss(),
+            clients=sum(len(turn.devices) for turn in (*event.isolated, *event.members)),
+            bytes_down=sum(part.bytes_down for part in done),
+            bytes_up=sum(part.bytes_up for part in done),
+            ranks=ranks,
+            time=event.time,
+            journal=event.to_json(),
+        )
+
+    def _alone(self, turn: Turn) -> Trained:
+        """Do the round of a server that is mixed with nobody."""
+        done = self._turns([turn])
+        self._update([turn.server], [_joined([done])], np.ones((1, 1)), turn.round)
+        return done
+
+    def _together(self, event: Aggregation) -> list[Trained]:
+        """Do the rounds of the servers that are mixed."""
+        if self._section.shared:
+            done = [self._turns(event.members)]
+            self._update([0], [_joined(done)], np.ones((1, 1)), event.number)
+        else:
+            done = [self._turns([turn]) for turn in event.members]
+            servers = [turn.server for turn in event.members]
+            self._update(servers, [_joined([part]) for part in done], self._cloud.mixing(event), event.number)
+        return done
+
+    def _turns(self, turns: Sequence[Turn]) -> Trained:
+        """Train the active devices of servers with one state in one round, and those that train without contact."""
+        number, devices = turns[0].round, self._cloud.topology.devices
+        active = [np.array(turn.devices, dtype=np.int64) for turn in turns]
+        done = self._train(np.concatenate(active), self.broadcast(self._state_of(turns[0])), number)
+        self._look(done, number)
+        offline = [self._offline(devices[turn.server], own, number) for turn, own in zip(turns, active, strict=True)]
+        self._train_offline(np.concatenate(offline), number)
+        return done
+
+    def _state_of(self, turn: Turn) -> int:
+        return 0 if self._section.shared else turn.server
+
+    def _update(self, servers: Sequence[int], uploads: Sequence[Reduced], mixing: Weights, number: int) -> None:
+        """Mix the states of servers and let each take its uploads; K_z times, from the second on without uploads."""
+        rule: Any = self.federation.algorithm.server
+        states = [self.server[server] for server in servers]
+        for iteration in range(self._section.iterations):
+            states = [mixed(states, row, place) for place, row in enumerate(mixing)]
+            if iteration == 0:
+                states = [self.updated(state, own, number) for state, own in zip(states, uploads, strict=True)]
+            else:
+                states = [self._checked(rule.again(state), number) for state in states]
+        changed = dict(zip(servers, states, strict=True))
+        self.server = tuple(changed.get(server, state) for server, state in enumerate(self.server))
+
+
+def _joined(parts: Iterable[Trained]) -> Reduced:
+    uploads = [part.uploads for part in parts if part.uploads is not None]
+    return functools.reduce(Reduced.plus, uploads)
+
+
+def mixed(states: Sequence[Tree], weights: Weights, place: int) -> Tree:
+    """Return Σ_m weights[m] · states[m], but of states[place] the fields that are its own and what is not real numbers.
+
+    Compact forms become dense, for the sum has another form. Sums are in float64.
+    """
+    if len(states) == 1:
+        return states[0]
+    factors = torch.from_numpy(weights)
+
+    def mean(*leaves: Tensor) -> Tensor:
+        own = leaves[place]
+        if not own.is_floating_point():
+            return own
+        total = torch.tensordot(factors.to(own.device), torch.stack(leaves).to(torch.float64), dims=1)
+        return torch.as_tensor(total, dtype=own.dtype)
+
+    dense = [wire.dense(state) for state in states]
+    return with_own(tree.map(mean, dense[0], *dense[1:]), dense[place])
+
+
+def without_own(state: Tree) -> Tree:
+    """Return what of a server's state is mixed, dense; its own fields, also those of states inside it, are empty."""
+    if wire.is_form(state) or not hasattr(type(state), "_fields"):
+        return wire.dense(state)
+    kept = getattr(type(state), "OWN_FIELDS", ())
+    return type(state)(**{name: () if name in kept else without_own(getattr(state, name)) for name in state._fields})
+
+
+def with_own(mean: Tree, own: Tree) -> Tree:
+    """Return a mixed state with the server's own fields put back, also those of states inside it."""
+    if not hasattr(type(own), "_fields"):
+        return mean
+    kept = getattr(type(own), "OWN_FIELDS", ())
+    return type(own)(
+        **{
+            name: getattr(own, name) if name in kept else with_own(getattr(mean, name), getattr(own, name))
+            for name in own._fields
+        }
+    )
+
+
+def journal(directory: RunDirectory) -> Iterator[Aggregation]:
+    """Return what happened in a run on a cloud, as its directory has it."""
+    for entry in directory.metrics():
+        if "journal" in entry:
+            yield Aggregation.from_json(entry["journal"])

@@ -1,0 +1,228 @@
+"""Running one pure function for many clients: one by one, or stacked in chunks that fit memory. Equal results.
+
+No algorithm code here: the function is a client rule's `update` or `personalize`, or a model applied to data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.core import rng, tree
+from personafl.core.algorithm import Problem
+from personafl.core.batches import Batches, Data, Steps, counted_samples, counted_steps, draw, drawn_work, marked
+from personafl.core.tree import Tree
+from personafl.data.federated import FederatedData
+from personafl.errors import BadInput
+from personafl.fast.draws import draw_there, fits_there
+from personafl.fast.graphs import Graphs
+from personafl.fast.rounding import rounded_products
+from personafl.fast.stack import Stack, stacked
+
+__all__ = ["Engine", "Strategy", "gather", "local_steps", "paces", "samples_of", "steps_of"]
+
+Strategy = Literal["stacked", "sequential"]
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
+_CACHED = 2**23  # bytes of stacked weights that a processor's cache holds from one step to the next
+_LEAST_WORK = 2**19  # parameters of stacked clients at which a step's arithmetic takes longer than calling it
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How clients are run. `chunk` bounds how many are stacked at a time, `least` is how many are worth a stack."""
+
+    strategy: Strategy
+    chunk: int
+    least: int = 1
+    graphs: Graphs | None = None  # where stacked clients are trained from recordings
+    bfloat16: bool = False  # whether products and convolutions are rounded to it
+
+    @classmethod
+    def fitted(
+        cls, problem: Problem, strategy: str, memory: int, device: torch.device, *, bfloat16: bool = False
+    ) -> Engine:
+        """Choose for a problem: "auto" stacks, except convolutions on a CPU, where stacking them is mostly slower.
+
+        This depends on the recipe alone; a run then measures where it is in doubt (`calibrate`). A stacked client is
+        reckoned at 8 copies of its model (weights, gradients, optimizer, states, uploads and their temporaries) and as
+        much again for activations.
+        """
+        if device.type == "cpu":
+            _keep_freed_memory()
+        given = strategy
+        if strategy == "auto":
+            convolutional = problem.net.convolutional or problem.personal_net.convolutional
+            on_cpu = "sequential" if convolutional else "stacked"
+            strategy = {"cpu": on_cpu, "cuda": "graphs"}.get(device.type, "stacked")
+        reason = problem.net.unstackable or problem.personal_net.unstackable
+        if reason and given in ("stacked", "graphs"):
+            raise BadInput(
+                f'engine.strategy: {given!r} is not possible, torch.func cannot stack the model: {reason}; use "auto"'
+            )
+        strategy = "sequential" if reason else strategy
+        parameters = max(problem.net.parameters, problem.personal_net.parameters)
+        chunk = max(1, memory // (16 * 4 * parameters))
+        if device.type == "cpu":
+            chunk = min(chunk, max(4, _CACHED // (4 * parameters)))
+        least = min(max(_LEAST_WORK // parameters, 4), 64)
+        if device.type == "cuda":
+            least = 1024  # larger stacks take hardly longer there, and vary less
+        elif strategy == "graphs":
+            raise BadInput(f'engine.strategy: "graphs" needs a CUDA device, not {device.type}; use "auto"')
+        alone = strategy == "sequential"
+        return cls(
+            "sequential" if alone else "stacked",
+            1 if alone else min(chunk, 1024),  # one: so there are chunks for all worker processes
+            least,
+            Graphs() if strategy == "graphs" else None,
+            bfloat16,
+        )
+
+    def chunks(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Cut a group of clients into chunks: if they are stacked, those with the most steps first.
+
+        Stacked clients wait for the one with the most steps, so a chunk with enough clients ends where the next one has
+        fewer steps than its last. Others come in order, so that a server need not know their data to add up as here.
+        """
+        if self.strategy == "sequential":
+            steps = np.zeros_like(steps)
+        order = np.argsort(-steps, kind="stable")
+        ends = np.flatnonzero(np.diff(steps[order])) + 1  # where the number of steps changes
+        start = 0
+        while start < len(clients):
+            full = min(start + self.chunk, len(clients))
+            enough = ends[(ends >= start + self.least) & (ends < full)]
+            end = int(enough[0]) if len(enough) else full
+            if len(clients) - end < self.least and full == len(clients):
+                end = full  # the rest is not worth a chunk of its own
+            yield clients[order[start:end]]
+            start = end
+
+    def train(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
+        """Return function(down, state, data) for every client, stacked; `states` and `data` come stacked."""
+        return self.kept(self.train_for_now(function, down, states, data))
+
+    def train_for_now(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
+        """Return the same; the next call may write over it, unless it is `kept`."""
+        with rounded_products(data.examples.device) if self.bfloat16 else contextlib.nullcontext():
+            return self._trained(function, down, states, data)
+
+    def kept(self, results: Tree) -> Tree:
+        """Return results that no later call writes over."""
+        return results if self.graphs is None else tree.map(torch.clone, results)
+
+    def _trained(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
+        if self.strategy == "stacked":
+            every = _for_all(function)
+            return every(down, states, data) if self.graphs is None else self.graphs.run(every, down, states, data)
+        results = [function(down, tree.take(states, row), _one(data, row)) for row in range(len(data.examples))]
+        if len(results) == 1:  # without a copy
+            return tree.map(lambda leaf: leaf.unsqueeze(0), results[0])
+        return tree.stack(results)
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Ask glibc's allocator to keep freed blocks of up to 32 MiB for the next step, rather than return them at once.
+
+    A step's temporaries would otherwise be fresh pages every time, which the kernel has to clear.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        for option, value in ((_MMAP_THRESHOLD, 2**25), (_TRIM_THRESHOLD, 2**28)):
+            ctypes.CDLL(None).mallopt(option, value)
+
+
+def _for_all(function: Callable[..., Any]) -> Callable[..., Tree]:
+    """Return a function of one client for stacked ones: states and data come stacked, but for the shared pool."""
+
+    def own(batches: Batches, each: Callable[[torch.Tensor], torch.Tensor]) -> Batches:
+        return batches._replace(rows=each(batches.rows), real=each(batches.real), key=each(batches.key))
+
+    @functools.wraps(function)
+    def every(down: Tree, states: Tree, data: Data) -> Tree:
+        def one(stack: Stack) -> Tree:
+            phases = {name: own(batches, stack.each) for name, batches in data.phases.items()}
+            seen = Data(phases, stack.each(data.examples), data.round)
+            return tree.map(stack.plain, function(down, tree.map(stack.each, states), seen))
+
+        return stacked(len(data.examples), one)
+
+    return every
+
+
+def _one(data: Data, row: int) -> Data:
+    """Return one client's data, without what only pads it to others' steps and batches: as a device alone has it."""
+
+    def own(batches: Batches) -> Batches:
+        real = batches.real[row]
+        steps, width = int(real.any(-1).sum()), int(real.any(0).sum())
+        return Batches(
+            batches.pool_x,
+            batches.pool_y,
+            batches.rows[row, :steps, :width],
+            real[:steps, :width],
+            batches.key[row, :steps],
+            mark=marked(batches.real[row : row + 1, :steps].cpu().numpy(), int(data.examples[row])),
+            augment=batches.augment,
+        )
+
+    phases = {name: own(batches) for name, batches in data.phases.items()}
+    return Data(phases, data.examples[row], data.round)
+
+
+def paces(clients: NDArray[np.int64], seed: int, round_: int) -> rng.Words:
+    """Return the randomness from which `drawn_work` has how many steps or epochs clients train in a round."""
+    return rng.mix(seed, "steps", round_, clients)
+
+
+def local_steps(work: Steps, seed: int) -> Callable[[NDArray[np.int64], int], NDArray[np.int64]]:
+    """Return K_i as a function of (clients, round): local steps, or epochs where training is in epochs."""
+
+    def steps(clients: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
+        return drawn_work(work, paces(clients, seed, round_))
+
+    return steps
+
+
+def steps_of(
+    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
+) -> NDArray[np.int64]:
+    """Return how many steps clients take in all phases of a round."""
+    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    return sum((counted_steps(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
+
+
+def samples_of(
+    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
+) -> NDArray[np.int64]:
+    """Return how many samples clients go through in all phases of a round; one that comes again counts again."""
+    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    return sum((counted_samples(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
+
+
+def gather(
+    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
+) -> Data:
+    """Draw the batches of a chunk of clients for each phase, from (seed, client, round, phase)."""
+    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    pool, device = data.pool(clients), data.device
+
+    def drawn(name: str, work: Steps) -> Batches:
+        keys = rng.mix(seed, "batches", name, round_, clients)
+        if device.type == "cuda" and fits_there(sizes, work, pace):
+            return draw_there((pool.x, pool.y), pool.there, pool.starts, sizes, work, keys, pace)
+        return draw((pool.x, pool.y), pool.rows, pool.starts, sizes, work, keys, pace)
+
+    batches = {name: drawn(name, work)._replace(augment=data.augment) for name, work in phases.items()}
+    examples = tree.on(device, sizes)
+    dtype = data.x.dtype if data.x.is_floating_point() else torch.get_default_dtype()
+    return Data(batches, examples, torch.full((), float(round_), device=device, dtype=dtype))

@@ -1,0 +1,1 @@
+"""What lies on disk: files, states of clients, run directories, journals, model files."""

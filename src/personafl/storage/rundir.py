@@ -1,0 +1,185 @@
+"""The run directory: the single truth about a run.
+
+    recipe.toml       the resolved recipe
+    environment.json  versions, machine, command
+    split.json        the data's fingerprint and sizes
+    metrics.jsonl     a line per round and per scoring
+    checkpoint.json   the last committed round; names the files below
+    server-N.safetensors, states/…, tuned/…   see `store`
+    global.safetensors, result.json, clients.csv, report.html   at the end
+
+A checkpoint is committed by replacing checkpoint.json; whatever else a crash leaves behind is cut off or removed when
+the run is opened again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shlex
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from personafl.errors import BadInput
+from personafl.storage.files import append, atomic_write, cut, read_json, storage, sync, write_json
+
+__all__ = [
+    "COMPARISON_FILE",
+    "PAGE_FILE",
+    "Checkpoint",
+    "RunDirectory",
+    "claim_name",
+    "refuse_existing",
+    "resume_command",
+]
+
+COMPARISON_FILE = "comparison.toml"  # of a directory that has the runs of a comparison
+PAGE_FILE = "report.html"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a committed checkpoint says."""
+
+    rounds: int = 0  # completed
+    metrics_bytes: int = 0
+    states: int = 0  # the store's index
+    tuned: int = 0  # the index of the fine-tuned states
+    server: int = 0  # checksum of the server's state
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    time: float | None = None  # virtual, of a cloud or a buffer
+
+
+class RunDirectory:
+    """Reads and writes one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, files: dict[str, str]) -> RunDirectory:
+        """Make a new directory with its first files, all at once; a crash leaves nothing under its name."""
+        refuse_existing(path)
+        with storage(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+            try:
+                temporary.chmod(0o755)
+                for name, text in files.items():
+                    atomic_write(temporary / name, text.encode())
+                temporary.rename(path)
+                sync(path.parent)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        return cls(path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory: two processes must not write one run."""
+        with contextlib.ExitStack() as stack:
+            with storage(self.path):
+                lock = stack.enter_context(open(self.path / "lock", "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BadInput(f"{self.path}: another process is running it") from error
+            yield
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the last committed checkpoint, or the beginning."""
+        path = self.path / "checkpoint.json"
+        if not path.exists():
+            return Checkpoint()
+        values = read_json(path)
+        if not isinstance(values, dict) or values.keys() != {field.name for field in fields(Checkpoint)}:
+            raise BadInput(f"{path}: not a checkpoint of this version; use the version that began the run")
+        return Checkpoint(**values)
+
+    def commit(self, checkpoint: Checkpoint, server: bytes) -> None:
+        """Make a checkpoint the truth. The stores' states are durable already."""
+        atomic_write(self._server_file(checkpoint.rounds), server)
+        write_json(self.path / "checkpoint.json", {**vars(checkpoint), "server": zlib.crc32(server)})
+        self._remove_servers_but(checkpoint.rounds)
+
+    def server_bytes(self, checkpoint: Checkpoint) -> bytes:
+        """Return the server's state at a checkpoint."""
+        path = self._server_file(checkpoint.rounds)
+        try:
+            server = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"{path}: the checkpoint needs this file and it cannot be read") from error
+        if zlib.crc32(server) != checkpoint.server:
+            raise BadInput(f"{path}: the checkpoint needs this file and it was damaged or changed since")
+        return server
+
+    def rewind(self, checkpoint: Checkpoint) -> None:
+        """Cut off what was written after a checkpoint."""
+        cut(self.path / "metrics.jsonl", checkpoint.metrics_bytes)
+        self._remove_servers_but(checkpoint.rounds)
+        with storage(self.path):
+            for path in self.path.glob("*.partial"):
+                path.unlink()
+
+    def record(self, *entries: dict[str, Any], durable: bool = False) -> int:
+        """Append metrics; return the file's length, which a checkpoint refers to once they are durable."""
+        lines = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries)
+        return append(self.path / "metrics.jsonl", lines.encode(), durable)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return all recorded metrics; of a run in progress the last line may be half written, and is left out."""
+        path = self.path / "metrics.jsonl"
+        try:
+            whole, _, _ = path.read_text().rpartition("\n")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path}: cannot be read ({error})") from error
+        return [_entry(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+
+    def _server_file(self, rounds: int) -> Path:
+        return self.path / f"server-{rounds:06d}.safetensors"
+
+    def _remove_servers_but(self, rounds: int) -> None:
+        with storage(self.path):
+            for path in self.path.glob("server-*.safetensors"):
+                if path != self._server_file(rounds):
+                    path.unlink()
+
+
+def _entry(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or not {"event", "number"} <= entry.keys():
+        raise BadInput(f"{path}: line {number} is not a metric; the file was changed or damaged")
+    return entry
+
+
+def refuse_existing(path: Path) -> None:
+    """Fail if a new run directory cannot have this path because something is there."""
+    with storage(path):
+        if path.exists():
+            raise BadInput(f"{path}: exists already; choose another --out, or continue it with: {resume_command(path)}")
+
+
+def resume_command(path: Path) -> str:
+    """Return what continues a run, ready to be pasted into a shell."""
+    return f"personafl resume {shlex.quote(str(path))}"
+
+
+def claim_name(folder: Path, name: str) -> Path:
+    """Return a path in `folder` that is free: name-001, name-002, …"""
+    number = 1
+    while (folder / f"{name}-{number:03d}").exists():
+        number += 1
+    return folder / f"{name}-{number:03d}"

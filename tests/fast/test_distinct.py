@@ -1,0 +1,36 @@
+"""The samples of a phase, each once."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personafl.core.batches import Batches, Gaps
+from personafl.fast.distinct import distinct, most_distinct
+
+
+def batches_of(rows: torch.Tensor, most: int = 0) -> Batches:
+    pool = torch.zeros(10)
+    return Batches(pool, pool, rows, torch.ones_like(rows, dtype=torch.bool), rows[..., 0], Gaps(most))
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=1, max_size=4), st.integers(0, 4))
+def test_distinct_rows(lists: list[list[int]], room: int) -> None:
+    """Each client's row numbers once, and where they are; stacked clients get lists of one length, found or given."""
+    rows = torch.tensor(lists).reshape(len(lists), 3, 2)
+    most = max(len(set(numbers)) for numbers in lists)
+    for given_ in (0, most + room):
+        own, place = torch.func.vmap(lambda each, most=given_: distinct(batches_of(each, most)))(rows)
+        assert own.shape[1] == min(given_ or most, 6)
+        for numbers, mine, at in zip(rows, own, place, strict=True):
+            np.testing.assert_array_equal(mine[at], numbers)
+            assert set(mine.tolist()) == set(numbers.flatten().tolist())
+            alone, there = distinct(batches_of(numbers))
+            np.testing.assert_array_equal(alone, np.unique(numbers))
+            np.testing.assert_array_equal(alone[there], numbers)
+
+
+def test_how_many_there_may_be() -> None:
+    """No more than a client has, nor than its steps see; 0 if nothing is known."""
+    rows = torch.zeros(3, 2, dtype=torch.int64)
+    assert [most_distinct(batches_of(rows, most)) for most in (0, 4, 9)] == [0, 4, 6]

@@ -1,0 +1,248 @@
+"""Worker processes: the same results in the same order, and no trouble that stays silent."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from personafl.algorithms import METHODS
+from personafl.algorithms.training import Training
+from personafl.core import tree
+from personafl.core.batches import Steps
+from personafl.core.optim import Sgd
+from personafl.errors import BadInput, Diverged
+from personafl.simulate.simulator import Simulation
+from personafl.simulate.workers import local as workers
+from personafl.simulate.workers.local import Crew, WorkerFailed, cores, share_cores
+from personafl.storage.store import Store
+from personafl.testing import make_case
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")
+
+
+class Pair(NamedTuple):
+    number: int
+    values: Tensor
+
+
+def doubled(pair: Pair) -> Pair:
+    return Pair(os.getpid(), 2 * pair.values)
+
+
+@pytest.fixture
+def crew() -> Any:
+    made: list[Crew] = []
+
+    def make(work: Any, count: Any = 2) -> Crew:
+        made.append(Crew(work, count))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_results_come_in_order_from_other_processes(crew: Any) -> None:
+    tasks = [Pair(n, torch.full((3, n), float(n))) for n in range(9)]
+    results = list(crew(doubled).map(tasks))
+    assert [result.values.tolist() for result in results] == [(2 * task.values).tolist() for task in tasks]
+    assert os.getpid() not in {result.number for result in results}
+    assert len({result.number for result in results}) <= 2
+
+
+def test_tensors_keep_dtype_and_layout_and_are_the_receivers_own(crew: Any) -> None:
+    flipped = torch.arange(6.0).reshape(2, 3).t()
+    sent = {"flipped": flipped, "mask": torch.tensor([True, False]), "none": torch.empty(0, 4), "one": torch.tensor(7)}
+    first, second = crew(lambda task: task).map([sent, {"flipped": torch.zeros(3, 2)}])
+    assert first["flipped"].stride() == flipped.stride()
+    assert {name: value.tolist() for name, value in first.items()} == {n: v.tolist() for n, v in sent.items()}
+    assert second["flipped"].sum() == 0  # and did not overwrite the first
+
+
+class Told(NamedTuple):
+    down: Any
+    number: int
+
+
+def test_a_broadcast_is_sent_to_a_worker_once(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until there is another one."""
+    one, other = {"w": torch.tensor([3.0])}, {"w": torch.tensor([5.0])}
+    sent: list[object] = []
+    plain = workers._Shelf.dumps
+
+    def watched(self: Any, message: Any) -> bytes:
+        sent.append(getattr(message, "down", None))
+        return plain(self, message)
+
+    monkeypatch.setattr(workers._Shelf, "dumps", watched)
+    tasks = [*(Told(one, 10**power) for power in range(4)), Told(other, 1), Told(other, 10), Told(one, 2)]
+    found = list(crew(lambda task: float(task.down["w"]) * task.number).map(tasks))
+    assert found == [3.0, 30.0, 300.0, 3000.0, 5.0, 50.0, 6.0]
+    assert sum(down is one for down in sent) <= 4  # twice to each of the two
+    assert any(isinstance(down, workers._Again) for down in sent)
+
+
+def test_a_message_beyond_the_room_goes_through_the_pipe(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_ROOM", 4096)
+    [result] = crew(doubled).map([Pair(0, torch.arange(5000.0))])
+    assert torch.equal(result.values, 2 * torch.arange(5000.0))
+
+
+def test_auto_stays_here_until_a_round_is_long(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 2)
+    auto = crew(doubled, "auto")
+    clock = iter([0.0, 0.01, 0.01, 0.02, 5.0, 5.2])
+    monkeypatch.setattr(workers.time, "perf_counter", lambda: next(clock))
+    tasks = [Pair(0, torch.ones(1))] * 2
+    assert {result.number for result in auto.map(tasks)} == {os.getpid()}
+    assert {result.number for result in auto.map(tasks[:1])} == {os.getpid()}  # it took 0.2 s
+    assert os.getpid() not in {result.number for result in auto.map(tasks)}
+
+
+def test_auto_has_one_thread_wherever_it_works(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    try:
+        assert list(crew(lambda _: torch.get_num_threads(), "auto").map([0])) == [1]
+        assert list(crew(lambda _: torch.get_num_threads(), 1).map([0])) == [2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def failing(task: int) -> int:
+    if task == 1:
+        raise ValueError("no such thing")
+    return task
+
+
+def test_an_error_names_the_task_and_ends_the_workers(crew: Any) -> None:
+    made = crew(failing)
+    with pytest.raises(WorkerFailed, match="no such thing") as caught:
+        list(made.map([0, 1, 2]))
+    assert caught.value.task == 1
+    assert multiprocessing.active_children() == []
+    assert list(made.map([0, 2])) == [0, 2]  # with new ones
+
+
+def killed(task: int) -> int:
+    if task == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_a_worker_that_dies_is_reported(crew: Any) -> None:
+    with pytest.raises(WorkerFailed, match="was killed by SIGKILL") as caught:
+        list(crew(killed).map([0, 1, 2]))
+    assert caught.value.task == 1
+
+
+def diverging(task: int) -> int:
+    raise Diverged("too far")
+
+
+def test_runs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven cores for two runs are three each; there is one for each of eight. `cores` is as imported, not patched."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
+
+    def among(runs: int) -> int:
+        share_cores(runs)
+        return cores()
+
+    assert [contextvars.copy_context().run(among, runs) for runs in (1, 2, 3, 8)] == [7, 3, 2, 1]
+
+
+def test_a_daemonic_process_trains_by_itself(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python lets it have no children, as those of a `multiprocessing.Pool`."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert cores() == 1
+    assert list(crew(abs, "auto").map([-1])) == list(crew(abs, 1).map([-1])) == [1]
+    with pytest.raises(BadInput, match=r"engine\.workers: 2 cannot be started from a daemonic process"):
+        crew(abs, 2)
+
+
+def test_our_own_errors_come_as_they_are(crew: Any) -> None:
+    with pytest.raises(Diverged, match="too far"):
+        list(crew(diverging).map([0]))
+
+
+def test_workers_die_with_their_parent() -> None:
+    script = (
+        "import os, signal, multiprocessing; from personafl.simulate.workers.local import Crew\n"
+        "crew = Crew(lambda task: os.getpid(), 2)\n"
+        "print(*set(crew.map(range(8))), *[p.pid for p in multiprocessing.active_children()], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = {int(word) for word in done.stdout.split()}
+    assert len(pids) == 2
+    for _ in range(200):
+        if not any(_running(pid) for pid in pids):
+            break
+        time.sleep(0.05)
+    assert not any(_running(pid) for pid in pids)
+
+
+def _running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def simulation(method: str, folder: Path, count: int) -> Simulation:
+    training = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1))
+    fed = make_case(METHODS[method].build(training)).federation(chunk=2)
+    return Simulation(dataclasses.replace(fed, workers=count), Store(folder / f"{count}", 2**30))
+
+
+def everything(run: Simulation) -> dict[str, Tensor]:
+    found = {f"server/{path}": leaf for path, leaf in tree.flatten(run.server).items()}
+    for client in run.federation.data.seen.tolist():
+        if client in run.store:
+            found |= {f"{client}/{path}": leaf for path, leaf in run.store.get(client).items()}
+    return found
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalt", "scaffold", "ditto"])
+def test_rounds_have_the_same_bits_with_one_and_two_workers(method: str, tmp_path: Path) -> None:
+    runs = [simulation(method, tmp_path, count) for count in (1, 2)]
+    for run in runs:
+        for number in range(3):
+            run.step(number)
+        run.crew.close()
+    one, two = map(everything, runs)
+    assert one.keys() == two.keys()
+    assert [path for path, value in one.items() if not torch.equal(value, two[path])] == []
+    assert multiprocessing.active_children() == []
+
+
+def test_a_failed_worker_names_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = simulation("fedavg", tmp_path, 2)
+    monkeypatch.setattr(
+        type(run.federation.engines[0]), "train_for_now", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )
+    with pytest.raises(WorkerFailed, match=r"^clients [\d, ]+: a worker process was killed"):
+        run.step(0)
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_end_with_their_simulation(tmp_path: Path) -> None:
+    run = simulation("fedavg", tmp_path, 2)
+    run.step(0)
+    assert len(multiprocessing.active_children()) == 2
+    del run
+    assert multiprocessing.active_children() == []
