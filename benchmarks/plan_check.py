@@ -53,14 +53,14 @@ def measured(words: list[str]) -> dict[str, float]:
 def measure(words: list[str]) -> None:
     """Do what `personafl compare` does after its imports, and print what it took."""
     from personafl import Recipe, api
-    from personafl.cli import commands
+    from personafl.cli.options import listed
     from personafl.plan.probe import size_of
     from personafl.recipe.values import from_words
 
     at = next((place for place, word in enumerate(words) if "=" in word), len(words))
     options = dict(zip(words[1:at:2], words[2:at:2], strict=True))
-    given = {"data.source": options.get("--dataset"), "compare.methods": commands._listed(options.get("--methods"))}
-    values = from_words([words[0], *words[at:]], given | {"compare.seeds": commands._listed(options.get("--seeds"))})
+    given = {"data.source": options.get("--dataset"), "compare.methods": listed(options.get("--methods"))}
+    values = from_words([words[0], *words[at:]], given | {"compare.seeds": listed(options.get("--seeds"))})
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         done = api.compare(Recipe.parse(*values), out=Path(folder) / "runs")

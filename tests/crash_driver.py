@@ -26,8 +26,7 @@ import torch
 
 import personafl.data.build
 import personafl.report.page  # for the children, which are forked
-from personafl import api
-from personafl.cli import commands as cli
+from personafl import api, cli
 from personafl.recipe.values import apply_overrides
 from personafl.runs import runner
 from personafl.storage.rundir import RunDirectory

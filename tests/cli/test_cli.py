@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from personafl import cli
-from personafl.cli.display import Display, detail_tables, facts, finished, result_tables
+from personafl.cli.display import Display, facts, finished
+from personafl.cli.tables import detail_tables, result_tables
 from personafl.runs.runner import Progress
 from personafl.simulate.simulator import Round
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import personafl
 from models.cases import CHARACTERS, SPEECH, TRANSFORMER, WORDS
 from personafl import BadInput, cli
-from personafl.cli.display import Display, export_tables
+from personafl.cli.display import Display
+from personafl.cli.tables import export_tables
 from personafl.core import wire
 from personafl.core.tree import Params
 from personafl.data.build import load as load_data

@@ -19,7 +19,7 @@ from rich.console import Console
 from scipy.stats import gaussian_kde
 
 import personafl
-from personafl.cli.display import result_tables
+from personafl.cli.tables import result_tables
 from personafl.data.federated import Ragged, make_federated
 from personafl.report.clients import client_table
 from personafl.report.curves import by_label, curve_figures, joined, timelines

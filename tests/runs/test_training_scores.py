@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import personafl
-from personafl.cli.display import detail_tables, result_tables
+from personafl.cli.tables import detail_tables, result_tables
 from personafl.data import load
 from personafl.recipe.recipe import Recipe
 from personafl.report.gains import clients_of

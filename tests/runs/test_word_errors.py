@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 import personafl
-from personafl.cli.display import detail_tables, result_tables
+from personafl.cli.tables import detail_tables, result_tables
 from personafl.core.algorithm import Problem
 from personafl.core.losses import TASKS, ctc_greedy, edit_distance, word_edits
 from personafl.core.net import Net

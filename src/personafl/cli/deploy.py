@@ -1,4 +1,4 @@
-"""The commands for devices and servers as processes of their own; `cli` adds them."""
+"""The commands for devices and servers as processes of their own: pki, server, coordinator, device, …"""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from personafl.cli.console import err, out, say
+from personafl.cli.options import Json, parsed
 from personafl.errors import BadInput
-from personafl.recipe.values import from_words
 
 if TYPE_CHECKING:
     from personafl.deploy.server.service import Event
 
-__all__ = ["add_commands"]
+__all__ = ["coordinator", "device", "flower", "pki_init", "pki_issue", "pki_revoke", "predict", "server", "status"]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
-pki_app = typer.Typer(help="Certificates: who is who among servers and devices.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the authority.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="server, coordinator, cloud-NAME or device-NAME.")]
@@ -41,17 +38,8 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run dire
 Revoked = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Revocations; if not given, revoked.pem beside NAME.pem.")
 ]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and nothing else on standard output.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.add_typer(pki_app, name="pki")
-    for command in (server, coordinator, device, status, predict, flower):
-        app.command()(command)
-
-
-@pki_app.command("init")
 def pki_init(
     directory: Directory,
     days: Annotated[int, typer.Option(min=1, metavar="N", help="How long the authority is valid.")] = 3650,
@@ -60,10 +48,9 @@ def pki_init(
     _check_installed()
     from personafl.deploy.pki import init
 
-    _say(f"authority: {init(directory, days)}; keep {directory / 'ca.key'} to yourself")
+    say(f"authority: {init(directory, days)}; keep {directory / 'ca.key'} to yourself")
 
 
-@pki_app.command("issue")
 def pki_issue(
     directory: Directory,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="server, coordinator, cloud-X, device-X.")],
@@ -81,16 +68,15 @@ def pki_issue(
         role_of(name)
     for name in names:
         files = issue(directory, name, hosts or LOCAL_HOSTS, timedelta(days=days))
-        _say(f"{name}: carry {files.certificate}, {files.key} and {files.authority} to its machine")
+        say(f"{name}: carry {files.certificate}, {files.key} and {files.authority} to its machine")
 
 
-@pki_app.command("revoke")
 def pki_revoke(directory: Directory, name: Name) -> None:
     """Revoke all certificates of a name; servers that read this directory refuse it from the next call on."""
     _check_installed()
     from personafl.deploy.pki import revoke
 
-    _say(f"{name}: {revoke(directory, name)} certificates revoked; list: {directory / 'revoked.pem'}")
+    say(f"{name}: {revoke(directory, name)} certificates revoked; list: {directory / 'revoked.pem'}")
 
 
 def server(
@@ -114,7 +100,7 @@ def server(
         asyncio.run(run_server(ServerConfig(**given, stay=stay), _tell))
     else:
         asyncio.run(run_cloud_server(CloudServerConfig(**given, stay=stay, coordinator=coordinator), _tell))
-    _say(f"run directory: {given['out']}")
+    say(f"run directory: {given['out']}")
 
 
 def coordinator(
@@ -131,17 +117,16 @@ def coordinator(
 
     given = _listening(words, identity, listen, out_path, revoked)
     asyncio.run(run_coordinator(Listening(**given), _tell))
-    _say(f"run directory: {given['out']}")
+    say(f"run directory: {given['out']}")
 
 
 def _listening(
     words: list[str] | None, identity: Path, listen: str, out_path: Path | None, revoked: Path | None
 ) -> dict[str, Any]:
     """Return what every process that listens is started with."""
-    from personafl import Recipe
     from personafl.deploy.pki import Files
 
-    recipe = Recipe.parse(*from_words(words, {})).anchored()
+    recipe = parsed(words).anchored()
     return {
         "recipe": recipe,
         "out": out_path or Path("runs") / f"{recipe.name}-{identity.stem}",
@@ -166,7 +151,7 @@ def device(
     from personafl.deploy.pki import Files
 
     config = DeviceConfig(server=server, data=data, state=state, files=Files.beside(identity), profile=profile)
-    asyncio.run(run_device(config, lambda text: _say(f"{identity.stem}: {text}")))
+    asyncio.run(run_device(config, lambda text: say(f"{identity.stem}: {text}")))
 
 
 def status(server: Server, identity: Identity, as_json: Json = False) -> None:
@@ -184,12 +169,12 @@ def status(server: Server, identity: Identity, as_json: Json = False) -> None:
     else:
         _say_devices(report)
     for code, count in report["refused"].items():
-        _say(f"refused {code}: {count}")
+        say(f"refused {code}: {count}")
 
 
 def _say_servers(report: dict[str, Any]) -> None:
     state = "finished" if report["finished"] else f"waits for {report['first']} of {len(report['servers'])} servers"
-    _say(
+    say(
         f"{report['name']} ({report['method']}, {report['protocol']}): {state}, "
         f"{report['done']} of {report['rounds']} rounds done"
     )
@@ -203,9 +188,9 @@ def _say_servers(report: dict[str, Any]) -> None:
 
 def _say_devices(report: dict[str, Any]) -> None:
     state = "finished" if report["finished"] else "training" if report["open"] else "waiting for devices"
-    _say(f"{report['name']} ({report['method']}): {state}, {report['done']} of {report['rounds']} rounds done")
+    say(f"{report['name']} ({report['method']}): {state}, {report['done']} of {report['rounds']} rounds done")
     if going := report["open"]:
-        _say(f"round {going['round'] + 1}: {len(going['taken'])} of {len(going['selected'])} updates")
+        say(f"round {going['round'] + 1}: {len(going['taken'])} of {len(going['selected'])} updates")
     table = Table("device", "number", "samples", "", box=None, header_style="bold")
     for row in report["devices"]:
         now = "left" if row["left"] else "alive" if row["alive"] else "silent"
@@ -214,19 +199,15 @@ def _say_devices(report: dict[str, Any]) -> None:
 
 
 def flower(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RECIPE.toml [KEY.SUB=VALUE]...", help="With a deploy section; see data deal."),
-    ] = None,
+    words: Words = None,
     out_path: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder of the app.")] = Path("app"),
 ) -> None:
     """Write a recipe as a Flower app, for those who run a SuperLink: then flwr run DIR."""
     _check_installed(("flwr", "flwr", "flower"))
-    from personafl import Recipe
     from personafl.flower.app import write_app
 
-    write_app(Recipe.parse(*from_words(words, {})).anchored(), out_path)
-    _say(f"app: {out_path}; start it with flwr run {out_path}")
+    write_app(parsed(words).anchored(), out_path)
+    say(f"app: {out_path}; start it with flwr run {out_path}")
 
 
 def predict(
@@ -253,8 +234,4 @@ def _check_installed(*packages: tuple[str, str, str]) -> None:
 
 
 def _tell(event: Event) -> None:
-    _say(str(event))
-
-
-def _say(text: str) -> None:
-    out.print(text, soft_wrap=True, markup=False)
+    say(str(event))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from personafl.cli.commands import Json, Quiet, _displayed, _listed, app, err, out
+from personafl.cli.console import note, print_found
+from personafl.cli.options import Json, Out, Quiet, listed
 from personafl.errors import BadInput, Diverged
 
 if TYPE_CHECKING:
@@ -21,25 +21,35 @@ if TYPE_CHECKING:
 __all__ = ["reproduce"]
 
 Form = Literal["text", "markdown", "json"]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PAPER[/TABLE]] [KEY.SUB=VALUE]...",
+        help="What to repeat, as in fedalt/table4-emnist or quped/table2, and changes to its recipe; "
+        "without it, the list of all.",
+    ),
+]
+Size = Annotated[
+    Literal["small", "paper"] | None,
+    typer.Option(
+        metavar="SIZE",
+        help="small: minutes on 2 cores; paper: the paper's setting. If not given, small; of a check, both.",
+    ),
+]
+Checking = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        metavar="",
+        help="Run nothing: deal the data that are there, build every network, and print each setting beside the "
+        "paper's; fails on a preset that cannot start, or differs from the paper without saying so.",
+    ),
+]
 
 
-@app.command()
 def reproduce(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PAPER[/TABLE]] [KEY.SUB=VALUE]...",
-            help="What to repeat, as in fedalt/table4-emnist or quped/table2, and changes to its recipe; "
-            "without it, the list of all.",
-        ),
-    ] = None,
-    size: Annotated[
-        Literal["small", "paper"] | None,
-        typer.Option(
-            metavar="SIZE",
-            help="small: minutes on 2 cores; paper: the paper's setting. If not given, small; of a check, both.",
-        ),
-    ] = None,
+    words: Names = None,
+    size: Size = None,
     folder: Annotated[
         Path | None, typer.Option("--dataset-dir", metavar="DIR", help="Folder with the data sets that it needs.")
     ] = None,
@@ -53,23 +63,14 @@ def reproduce(
         list[Path] | None,
         typer.Option("--from", metavar="DIR", help="Run nothing: judge the finished runs there; may be repeated."),
     ] = None,
-    checking: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            metavar="",
-            help="Run nothing: deal the data that are there, build every network, and print each setting beside the "
-            "paper's; fails on a preset that cannot start, or differs from the paper without saying so.",
-        ),
-    ] = False,
-    out_path: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up.")
-    ] = None,
+    checking: Checking = False,
+    out_path: Out = None,
     markdown: Annotated[bool, typer.Option("--markdown", metavar="", help="Print Markdown.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Repeat tables of the papers: our numbers beside theirs, and whether their claims hold."""
+    from personafl.papers import show
     from personafl.papers.catalog import find
     from personafl.papers.preset import presets
 
@@ -84,7 +85,7 @@ def reproduce(
         _check(names, size, folder, _paths(dataset), form)
         return
     if sources:
-        _print(_judged(sources, names[0] if names else None), form)
+        _print(show, _judged(sources, names[0] if names else None), form)
         return
     if not names:
         _list(as_json)
@@ -92,7 +93,7 @@ def reproduce(
     paper, tables = find(names[0])
     for name in tables:
         if (instead := paper.tables[name].instead) is not None:
-            err.print(f"{paper.key}/{name}: not made by runs; instead: {instead}", soft_wrap=True, markup=False)
+            note(f"{paper.key}/{name}: not made by runs; instead: {instead}")
     chosen = presets(paper, tables, size or "small")
     given, numbers = _paths(dataset), _numbers(seeds)
     recipes = [preset.recipe(folder, given, changes, numbers) for preset in chosen]  # checked before any of them runs
@@ -110,13 +111,7 @@ def _check(names: list[str], size: SizeName | None, folder: Path | None, given: 
         for one in [size] if size else SIZES:
             own = {key: path for key, path in given.items() if key in paper.datasets}
             found += [check.check(preset, folder, own) for preset in presets(paper, tables, one)]
-    if form == "json":
-        print(json.dumps([one.to_json() for one in found], allow_nan=False))
-    elif form == "markdown":
-        print(check.markdown(found), end="")
-    else:
-        for part in check.rendered(found):
-            out.print(part)
+    _print(check, found, form)
     wrong = [one for one in found if one.problems]
     if wrong:
         raise BadInput(
@@ -127,6 +122,8 @@ def _check(names: list[str], size: SizeName | None, folder: Path | None, given: 
 def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: Form, quiet: bool) -> None:
     """Run presets one after the other, and print what came out."""
     from personafl import api
+    from personafl.cli.display import displayed
+    from personafl.papers import show
     from personafl.papers.finished import tables_of_preset
     from personafl.papers.trial import lacking
     from personafl.storage.rundir import claim_name, refuse_existing
@@ -137,18 +134,18 @@ def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: For
     failures: list[str] = []
     for preset, recipe in work:
         if preset.size == "paper" and (said := lacking(preset, recipe)):
-            err.print(f"note: {said}", soft_wrap=True, markup=False)
+            note(f"note: {said}")
         own = out_path if out_path is None or len(work) == 1 else out_path / preset.setting_name
         path = own or claim_name(Path("runs"), preset.name)
 
         def compare(listen: api.Listeners, recipe: Recipe = recipe, path: Path = path) -> api.Comparison:
             return api.compare(recipe, out=path, listener=listen)
 
-        failures += _displayed(recipe, path, quiet or form == "json", compare).failures
+        failures += displayed(recipe, path, quiet or form == "json", compare).failures
         tables, _ = tables_of_preset(path, preset)
         shown += tables
-        err.print(f"run directory: {path}", soft_wrap=True, markup=False)
-    _print(shown, form)
+        note(f"run directory: {path}")
+    _print(show, shown, form)
     if failures:
         raise Diverged(f"{len(failures)} of its runs diverged: {'; '.join(failures)}")
 
@@ -161,36 +158,28 @@ def _judged(paths: list[Path], name: str | None) -> list[Shown]:
 
     parts = [tables_of(paths, *find(name))] if name else [tables_of_preset(path) for path in paths]
     for path in dict.fromkeys(path for _, unfinished in parts for path in unfinished):
-        err.print(f"{path}: unfinished; continue with: {resume_command(path)}", soft_wrap=True, markup=False)
+        note(f"{path}: unfinished; continue with: {resume_command(path)}")
     return [table for tables, _ in parts for table in tables]
 
 
-def _print(shown: list[Shown], form: Form) -> None:
-    from personafl.papers.show import markdown, rendered
-
-    if form == "json":
-        print(json.dumps([one.to_json() for one in shown], allow_nan=False))
-    elif form == "markdown":
-        print(markdown(shown), end="")
+def _print(room: Any, found: Sequence[Any], form: Form) -> None:
+    """Print what was found in a form; `room` has `markdown` and `rendered` of it."""
+    if form == "markdown":
+        print(room.markdown(found), end="")
     else:
-        for part in rendered(shown):
-            out.print(part)
+        print_found([one.to_json() for one in found], room.rendered(found), form == "json")
 
 
 def _list(as_json: bool) -> None:
     from personafl.papers.catalog import papers
     from personafl.papers.show import listing
 
-    if as_json:
-        entries = [
-            {"name": f"{paper.key}/{name}", "where": table.where, "title": table.title, "cite": paper.cite}
-            for paper in papers().values()
-            for name, table in paper.tables.items()
-        ]
-        print(json.dumps(entries))
-        return
-    for part in listing():
-        out.print(part)
+    entries = [
+        {"name": f"{paper.key}/{name}", "where": table.where, "title": table.title, "cite": paper.cite}
+        for paper in papers().values()
+        for name, table in paper.tables.items()
+    ]
+    print_found(entries, listing(), as_json)
 
 
 def _paths(texts: list[str] | None) -> dict[str, Path]:
@@ -205,6 +194,6 @@ def _paths(texts: list[str] | None) -> dict[str, Path]:
 
 def _numbers(text: str | None) -> list[int] | None:
     try:
-        return None if text is None else [int(part) for part in _listed(text) or []]
+        return None if text is None else [int(part) for part in listed(text) or []]
     except ValueError as error:
         raise BadInput(f"--seeds {text}: give numbers, as in 0,1,2") from error

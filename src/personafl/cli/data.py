@@ -1,0 +1,47 @@
+"""The commands about data: describe them, and deal them to devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from personafl.cli.console import err, out, say
+from personafl.cli.options import Dataset, PartitionText, Words, parsed
+
+__all__ = ["deal", "describe"]
+
+
+def describe(
+    words: Words = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the split.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw clients × classes here.")] = None,
+) -> None:
+    """Print and draw how clients share a dataset."""
+    from personafl.data.build import load
+    from personafl.data.describe import describe as print_shares
+    from personafl.data.describe import picture
+
+    recipe = parsed(words, dataset, partition, also={"seed": seed})
+    data = load(recipe.data, recipe.seed)
+    print_shares(data, out)
+    if svg is not None:
+        picture(data, svg)
+        err.print(f"picture: {svg}")
+
+
+def deal(
+    words: Words = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    out_path: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to.")] = Path("dealt"),
+) -> None:
+    """Write each client's data to a file of its own, for devices, and the recipe that their server needs."""
+    from personafl.deploy.device.datafile import deal as write
+
+    recipe = parsed(words, dataset, partition)
+    _, files = write(recipe, out_path)
+    say(f"{len(files)} files and recipe.toml in {out_path}")

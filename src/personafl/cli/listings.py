@@ -1,0 +1,61 @@
+"""The commands that list what a recipe can have: recipe, methods, models, datasets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from personafl.cli.console import print_found
+from personafl.cli.options import Json, Words, parsed
+
+__all__ = ["datasets", "methods", "models", "recipe"]
+
+
+def recipe(words: Words = None) -> None:
+    """Print a recipe with all its keys and their values, to start your own from."""
+    print(parsed(words).to_toml(), end="")
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods and their options."""
+    from personafl.algorithms import METHODS
+
+    entries = [
+        {"name": name, "summary": method.summary, "paper": method.paper, "options": method.options}
+        for name, method in METHODS.items()
+    ]
+    _listing(entries, as_json)
+
+
+def models(as_json: Json = False) -> None:
+    """List the models and their options."""
+    from personafl.models import MODELS
+    from personafl.options import describe
+
+    entries = [
+        {"name": name, "summary": (build.__doc__ or "").splitlines()[0], "options": describe(build)}
+        for name, build in MODELS.items()
+    ]
+    _listing(entries, as_json)
+
+
+def datasets(as_json: Json = False) -> None:
+    """List the kinds of data that can be read."""
+    from personafl.data.sources import SOURCES
+
+    entries = [{"name": s.name, "summary": s.summary, "write": s.usage, "paper": s.paper} for s in SOURCES]
+    _listing(entries, as_json)
+
+
+def _listing(entries: list[dict[str, Any]], as_json: bool) -> None:
+    """Print entries with their name on the left and all else, a line each, on the right."""
+    table = Table.grid(padding=(0, 2))
+    for entry in entries:
+        text = Text(entry["summary"])
+        for key, value in entry.items():
+            if value and key not in ("name", "summary"):
+                text.append(f"\n{key}: {value}", style="dim")
+        table.add_row(Text(entry["name"], style="bold"), text)
+    print_found(entries, [table], as_json)

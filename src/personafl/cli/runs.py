@@ -1,0 +1,182 @@
+"""The commands that train, and those that print what came out: run, compare, resume, show."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from personafl.cli.console import note, out, print_found, say
+from personafl.cli.options import Dataset, Json, Model, Out, PartitionText, Quiet, Rounds, Words, listed, parsed
+from personafl.cli.sweep import resume_sweep, show_sweep
+from personafl.errors import BadInput, Diverged
+
+__all__ = ["compare", "resume", "run", "show"]
+
+Start = Annotated[
+    str | None, typer.Option("--from", metavar="RUN", help="Start from the global model of a finished run.")
+]
+Track = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Also write metrics to tensorboard, mlflow, wandb (offline).")
+]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", metavar="local|ray", help="What trains: this machine, or a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Of the Ray cluster; if not given, one is started on this machine alone."),
+]
+
+
+def run(
+    words: Words = None,
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="A name (see methods).")] = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    start: Start = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Decides split, cohorts, batches, start.")] = None,
+    out_path: Out = None,
+    track: Track = None,
+    engine: EngineName = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run one method."""
+    from personafl import api
+    from personafl.cli.display import displayed
+    from personafl.storage.rundir import claim_name
+
+    also = {"method.name": method, "seed": seed, "start": start, "tracking": listed(track)}
+    recipe = parsed(words, dataset, partition, model, rounds, also=also)
+    out_path = out_path or claim_name(Path("runs"), recipe.name)
+    with _trained_by(engine, address):
+        result = displayed(
+            recipe.alone(),
+            out_path,
+            quiet or as_json,
+            lambda listen: api.run(recipe, out=out_path, listener=listen(recipe.method.name, recipe.seed)),
+        )
+    _report(result.path, result.rows, as_json)
+
+
+def compare(
+    words: Words = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="As in fedavg,ditto,local (see methods).")
+    ] = None,
+    dataset: Dataset = None,
+    partition: PartitionText = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    start: Start = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="As in 0,1,2; the table then has mean ± std.")
+    ] = None,
+    out_path: Out = None,
+    track: Track = None,
+    engine: EngineName = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run several methods (and seeds) on the same splits and cohorts, and print a table."""
+    from personafl import api
+    from personafl.cli.display import displayed
+    from personafl.storage.rundir import claim_name
+
+    also = {"compare.methods": listed(methods), "compare.seeds": listed(seeds), "tracking": listed(track)}
+    recipe = parsed(words, dataset, partition, model, rounds, also={**also, "start": start})
+    out_path = out_path or claim_name(Path("runs"), recipe.name)
+    with _trained_by(engine, address):
+        result = displayed(
+            recipe, out_path, quiet or as_json, lambda listen: api.compare(recipe, out=out_path, listener=listen)
+        )
+    _report_all(result, as_json)
+
+
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run or comparison.")],
+    engine: EngineName = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a run, comparison or sweep that was stopped; the result is the same as without the stop."""
+    from personafl import api
+    from personafl.cli.display import displayed
+    from personafl.recipe.sweep import SWEEP_FILE
+
+    if (path / SWEEP_FILE).exists():
+        if engine == "ray":
+            raise BadInput(f"--engine ray: the trials of a sweep ({path}) are trained on this machine")
+        resume_sweep(path, quiet, as_json)
+        return
+    recipe = api.recipe_of(path)
+    with _trained_by(engine, address):
+        result = displayed(recipe, path, quiet or as_json, lambda listen: api.resume(path, listener=listen))
+    _report_all(result, as_json)
+
+
+def show(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run or comparison.")],
+    details: Annotated[
+        bool, typer.Option("--details", metavar="", help="Weighted means, spread, intervals and sizes, for each model.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the result of a run, comparison or sweep, or how far it got."""
+    from personafl import api
+    from personafl.recipe.sweep import SWEEP_FILE
+    from personafl.storage.rundir import resume_command
+
+    if (path / SWEEP_FILE).exists():
+        show_sweep(path, as_json)
+        return
+    rows, unfinished = api.rows_of(path)
+    for child, done, rounds in unfinished:
+        if done:
+            note(f"{child}: {done} of {rounds} rounds done")
+    if unfinished:
+        waiting = sum(not done for _, done, _ in unfinished)
+        begun = f"{waiting} of its runs not begun; " if waiting else ""
+        note(f"{path}: unfinished; {begun}continue with: {resume_command(path)}")
+    if rows or as_json:
+        _report(path, rows, as_json, details)
+
+
+def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which what is run is trained by an engine."""
+    if engine not in (None, "local", "ray"):
+        raise BadInput(f"--engine: no engine {engine!r}; valid: local, ray")
+    if engine != "ray":
+        if address is not None:
+            raise BadInput("--address: is for --engine ray")
+        return contextlib.nullcontext()
+    from personafl.simulate.workers.cluster import connected
+
+    return connected(address)
+
+
+def _report_all(result: Any, as_json: bool) -> None:
+    """Print what a run or comparison found; then fail if part of it diverged."""
+    _report(result.path, result.rows, as_json)
+    if failures := getattr(result, "failures", ()):
+        raise Diverged(f"{len(failures)} of its runs diverged: {'; '.join(failures)}")
+
+
+def _report(path: Path, rows: list[dict[str, Any]], as_json: bool, details: bool = False) -> None:
+    from personafl.cli.tables import detail_tables, result_tables
+    from personafl.storage.rundir import PAGE_FILE
+
+    tables = detail_tables(rows) if details else result_tables(rows, out.width)
+    print_found({"run": str(path), "rows": rows}, tables, as_json)
+    if as_json:
+        return
+    say(f"run directory: {path}")
+    if (path / PAGE_FILE).exists():
+        say(f"report: {path / PAGE_FILE}")
