@@ -122,7 +122,7 @@ def measure(job: Job, rounds: int, travelled: Travelled) -> Measured:
         sent, received, before = travelled.sent - sent, travelled.received - received, travelled.received
         simulation.store.flush()
         checkpoint = travelled.received - before
-        simulation.crew.close()
+        simulation.workers.close()
     kilobytes = sent / rounds / 1e3, received / rounds / 1e3, checkpoint / 1e3
     return Measured(rounds / spent, used / rounds, *kilobytes, tree.leaves(simulation.server))
 

@@ -54,7 +54,7 @@ def trained(given: Recipe) -> dict[str, Tensor]:
         tuned = Store(Path(folder) / "tuned", 2**30)
         if fed.algorithm.client.tuning:
             tune(run, tuned, fed.data.unseen, given.rounds)
-        run.crew.close()
+        run.workers.close()
         found = dict(tree.flatten(run.server))
         for store in (run.store, tuned):
             for client in (int(client) for client in range(fed.data.clients) if client in store):

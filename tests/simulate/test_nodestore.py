@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from personafl.simulate.workers.nodestore import HOME, AwayStore, StatesLost
+from personafl.simulate.workers.nodestore import HOME, NodeStore, StatesLost
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import Store
 
@@ -34,7 +34,7 @@ class Away(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name)
         self.nodes = [Store(self.path / f"node-{number}", 2**20) for number in range(2)]
-        self.store = AwayStore(Store(self.path / "home", 2**20), CLIENTS, self)
+        self.store = NodeStore(Store(self.path / "home", 2**20), CLIENTS, self)
         self.later = [Store(self.path / f"later-{number}", 2**20) for number in range(2)]
         self.model: dict[int, float] = {}
         self.under_way: dict[int, float] = {}
@@ -102,7 +102,7 @@ class Away(RuleBasedStateMachine):
         index = self.store.flush()
         self.store.collect()
         self.under_way = {}
-        self.store = AwayStore(Store(self.path / "home", 2**20, index), CLIENTS, self)
+        self.store = NodeStore(Store(self.path / "home", 2**20, index), CLIENTS, self)
 
     @rule()
     def end(self) -> None:
@@ -130,7 +130,7 @@ TestAway = Away.TestCase
 def test_states_that_ended_with_their_node_are_not_taken_for_old_ones(tmp_path: Path) -> None:
     home = Store(tmp_path / "home", 2**20)
     home.put([0, 1, 2], stacked([1.0, 2.0, 3.0]))
-    store = AwayStore(home, 3, Mock())
+    store = NodeStore(home, 3, Mock())
     store.left(np.array([1]), 0, later=False)
     store.left(np.array([2]), 0, later=True)
     store.end()
@@ -148,7 +148,7 @@ def test_clients_whose_states_are_on_nodes_are_not_read_ahead_at_home(
 ) -> None:
     home, asked = Store(tmp_path / "home", 0), list[int]()
     monkeypatch.setattr(home, "prefetch", lambda clients: asked.extend(clients.tolist()))
-    store = AwayStore(home, 3, Mock())
+    store = NodeStore(home, 3, Mock())
     store.left(np.array([1]), 0, later=False)
     store.prefetch(np.arange(3))
     assert asked == [0, 2]

@@ -38,9 +38,9 @@ from personafl.simulate.simulator import Simulation
 from personafl.simulate.trainer import Chunk
 from personafl.simulate.workers import cluster, ray_node
 from personafl.simulate.workers.cluster import connected
-from personafl.simulate.workers.local import Crew, WorkerFailed, done_by
-from personafl.simulate.workers.nodestore import AwayStore, StatesLost
-from personafl.simulate.workers.ray_driver import RayCrew, _Hired
+from personafl.simulate.workers.local import LocalWorkers, WorkerFailed, done_by
+from personafl.simulate.workers.nodestore import NodeStore, StatesLost
+from personafl.simulate.workers.ray_driver import RayWorkers, _RemoteWorker
 from personafl.simulate.workers.ray_node import Node, pack_tensors
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
@@ -127,9 +127,9 @@ def test_chunks_are_done_in_order_by_both_nodes_and_come_back_as_they_are() -> N
         chunk.states["flipped"] += 1  # what came may be written to
         return ray.get_runtime_context().get_node_id(), int(chunk.clients[0]), chunk.down, chunk.states
 
-    crew = RayCrew(work, "auto")
-    results = list(crew.map(chunk._replace(states=states) for chunk in chunks(9)))
-    crew.close()
+    workers = RayWorkers(work, "auto")
+    results = list(workers.map(chunk._replace(states=states) for chunk in chunks(9)))
+    workers.close()
     assert [client for _, client, _, _ in results] == list(range(9))
     assert len({node for node, *_ in results}) == 2
     states["flipped"] += 1
@@ -165,7 +165,7 @@ BITS = {
 def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: Path) -> None:
     recipe = apply_overrides(RECIPE, words)
     api.run(recipe, out=tmp_path / "there")
-    with done_by(Crew):
+    with done_by(LocalWorkers):
         api.run(recipe, out=tmp_path / "here")
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
 
@@ -227,7 +227,7 @@ def test_states_stay_on_the_nodes_until_someone_reads_them(strategy: str, tmp_pa
         simulation.store.flush()
         simulation.step(4)
         assert travelled == {"sent": model, "received": uploaded(simulation, clients)}  # they are still there
-    simulation.crew.close()
+    simulation.workers.close()
 
 
 @installed
@@ -236,20 +236,20 @@ def test_states_go_from_node_to_node_without_the_driver(tmp_path: Path, monkeypa
     job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto"])))
     here, there = (Store(tmp_path / name, 2**20) for name in ("here", "there"))
     simulation = make_simulation(job.federation, there)
-    crew = simulation.crew
-    assert isinstance(crew, RayCrew)
-    assert isinstance(simulation.store, AwayStore)
+    workers = simulation.workers
+    assert isinstance(workers, RayWorkers)
+    assert isinstance(simulation.store, NodeStore)
     with counted() as travelled:
         for number in range(4):  # all on one node, and in the next round all on the other
-            monkeypatch.setattr(crew, "_chosen", lambda load, states, turn=number % 2: crew._workers[turn])
+            monkeypatch.setattr(workers, "_chosen", lambda load, states, turn=number % 2: workers._workers[turn])
             travelled.clear()
             simulation.step(number)
             cohort = draw_cohort(job.federation.data.seen, 5, "exact", job.recipe.seed, number)
             assert (simulation.store.places(cohort) == number % 2).all()
             assert travelled["received"] == uploaded(simulation, cohort)
     simulation.store.flush()
-    crew.close()
-    with done_by(Crew):
+    workers.close()
+    with done_by(LocalWorkers):
         local = make_simulation(job.federation, here)
     for number in range(4):
         local.step(number)
@@ -272,12 +272,12 @@ def test_states_of_clients_under_way_stay_too(tmp_path: Path) -> None:
         travelled.clear()
         simulation.saved()
         assert travelled == {"received": 2 * model}  # 4 train at a time, and 2 of them have arrived
-    simulation.crew.close()
+    simulation.workers.close()
 
 
 @installed
 @pytest.mark.usefixtures("connection")
-def test_keepers_leave_nothing_behind(tmp_path: Path) -> None:
+def test_the_states_of_nodes_leave_nothing_behind(tmp_path: Path) -> None:
     folders = Path(tempfile.gettempdir())
     (orphan := folders / f"{ray_node._PREFIX}orphan").mkdir()
     (orphan / "lock").touch()
@@ -288,7 +288,7 @@ def test_keepers_leave_nothing_behind(tmp_path: Path) -> None:
     made = set(folders.glob(f"{ray_node._PREFIX}*")) - before
     assert len(made) == 2
     assert not orphan.exists()
-    simulation.crew.close()
+    simulation.workers.close()
     assert not any(folder.exists() for folder in made)
     with pytest.raises(StatesLost, match="the newest states of 5 clients ended with the workers; the last checkpoint"):
         simulation.store.flush()
@@ -301,7 +301,7 @@ def test_clients_that_diverge_are_named_as_on_this_machine(tmp_path: Path) -> No
     with pytest.raises(Diverged) as there:
         api.run(recipe, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
-    with done_by(Crew), pytest.raises(Diverged) as here:
+    with done_by(LocalWorkers), pytest.raises(Diverged) as here:
         api.run(recipe, out=tmp_path / "run")
     assert str(there.value) == str(here.value)
     assert "gave non-finite numbers for clients" in str(here.value)
@@ -309,11 +309,11 @@ def test_clients_that_diverge_are_named_as_on_this_machine(tmp_path: Path) -> No
 
 @installed
 def test_a_chunk_goes_where_its_states_are_if_nobody_stays_idle() -> None:
-    crew = RayCrew(print, 1)
-    one, two, other = crew._workers = [_Hired(None, Node("", "", 2), place, set()) for place in (0, 0, 1)]
+    workers = RayWorkers(print, 1)
+    one, two, other = workers._workers = [_RemoteWorker(None, Node("", "", 2), place, set()) for place in (0, 0, 1)]
 
-    def chosen(load: dict[_Hired, int], **states: int) -> _Hired:
-        return crew._chosen(Counter(load), Counter({int(name[1:]): count for name, count in states.items()}))
+    def chosen(load: dict[_RemoteWorker, int], **states: int) -> _RemoteWorker:
+        return workers._chosen(Counter(load), Counter({int(name[1:]): count for name, count in states.items()}))
 
     assert chosen({}, n0=1, n1=2) is other
     assert chosen({other: 1}, n0=1, n1=2) is one  # for it is idle
@@ -349,10 +349,10 @@ def wait_for_nodes(count: int) -> None:
         time.sleep(0.1)
 
 
-def kill_a_process(crew: RayCrew, which: str) -> None:
+def kill_a_process(workers: RayWorkers, which: str) -> None:
     import ray
 
-    actor = {"worker": crew._workers[-1], "keeper": crew._keepers[-1]}[which].actor
+    actor = {"worker": workers._workers[-1], "states": workers._states[-1]}[which].actor
     os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
@@ -361,25 +361,25 @@ def kill_a_process(crew: RayCrew, which: str) -> None:
 @pytest.mark.parametrize(
     ("what", "message", "back"),
     [
-        ("worker", "clients .*: a worker on node 127.0.0.1 died", RayCrew),
+        ("worker", "clients .*: a worker on node 127.0.0.1 died", RayWorkers),
         pytest.param(
-            "keeper", "(clients .*: )?node 127.0.0.1 died with the states it had", Crew, marks=pytest.mark.slow
+            "states", "(clients .*: )?node 127.0.0.1 died with the states it had", LocalWorkers, marks=pytest.mark.slow
         ),
-        ("node", "(clients .*: )?(a worker on )?node 127.0.0.1 died", Crew),
+        ("node", "(clients .*: )?(a worker on )?node 127.0.0.1 died", LocalWorkers),
     ],
-    ids=["worker", "keeper", "node"],
+    ids=["worker", "states", "node"],
 )
 def test_what_dies_is_named_and_the_run_goes_on(
     what: str, message: str, back: Any, machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crews: list[RayCrew] = []
-    begin = RayCrew.__init__
-    monkeypatch.setattr(RayCrew, "__init__", lambda self, *given: [begin(self, *given), crews.append(self)][0])
+    made: list[RayWorkers] = []
+    begin = RayWorkers.__init__
+    monkeypatch.setattr(RayWorkers, "__init__", lambda self, *given: [begin(self, *given), made.append(self)][0])
     extra = machines.add_node(**NODE) if what == "node" else None
 
     def kill() -> None:
         if extra is None:
-            kill_a_process(crews[0], what)
+            kill_a_process(made[0], what)
         else:
             for processes in extra.all_processes.values():
                 os.kill(processes[0].process.pid, signal.SIGKILL)
@@ -394,7 +394,7 @@ def test_what_dies_is_named_and_the_run_goes_on(
     assert RunDirectory(tmp_path / "killed").checkpoint().rounds == 2
     with done_by(back):
         api.resume(tmp_path / "killed")
-    with done_by(Crew):
+    with done_by(LocalWorkers):
         api.run(DITTO, out=tmp_path / "whole")
     assert differences(outcome(tmp_path / "whole"), outcome(tmp_path / "killed")) == []
 
@@ -415,7 +415,7 @@ def test_what_is_under_way_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         api.run(recipe, out=tmp_path / "there", listener=at_round(3, crash))
     assert RunDirectory(tmp_path / "there").checkpoint().rounds == 2
     api.resume(tmp_path / "there")
-    with done_by(Crew):
+    with done_by(LocalWorkers):
         api.run(recipe, out=tmp_path / "here")
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
 
@@ -438,7 +438,7 @@ def test_the_death_of_the_head_ends_the_command_and_the_run_goes_on(machines: An
         assert process.wait(120) == 1
     own.shutdown()
     assert 3 <= RunDirectory(tmp_path / "run").checkpoint().rounds < 300
-    with done_by(Crew):
+    with done_by(LocalWorkers):
         api.resume(tmp_path / "run")
         api.run(apply_overrides({}, words), out=tmp_path / "whole")
     assert differences(outcome(tmp_path / "whole"), outcome(tmp_path / "run")) == []
@@ -454,9 +454,9 @@ def test_errors_of_the_work_come_as_they_are() -> None:
         return 1 // int(chunk.clients[0] - 1)
 
     with pytest.raises(Diverged, match=r"^too far$"):
-        list(RayCrew(diverge, 1).map(chunks(1)))
+        list(RayWorkers(diverge, 1).map(chunks(1)))
     with pytest.raises(WorkerFailed, match="ZeroDivisionError") as caught:
-        list(RayCrew(fail, 1).map(chunks(3)))
+        list(RayWorkers(fail, 1).map(chunks(3)))
     assert caught.value.task == 1
 
 
@@ -515,7 +515,7 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_cluster_does_not_train_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "named_device", lambda name: torch.device("cuda"))
-    with done_by(RayCrew), pytest.raises(BadInput, match=r"set engine\.device=cpu"):
+    with done_by(RayWorkers), pytest.raises(BadInput, match=r"set engine\.device=cpu"):
         prepare(Recipe.parse(RECIPE))
 
 

@@ -24,8 +24,8 @@ from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
 from personafl.errors import BadInput, Diverged
 from personafl.simulate.simulator import Simulation
-from personafl.simulate.workers import local as workers
-from personafl.simulate.workers.local import Crew, WorkerFailed, cores, share_cores
+from personafl.simulate.workers import local
+from personafl.simulate.workers.local import LocalWorkers, WorkerFailed, cores, share_cores
 from personafl.storage.store import Store
 from personafl.testing import make_case
 
@@ -42,11 +42,11 @@ def doubled(pair: Pair) -> Pair:
 
 
 @pytest.fixture
-def crew() -> Any:
-    made: list[Crew] = []
+def workers() -> Any:
+    made: list[LocalWorkers] = []
 
-    def make(work: Any, count: Any = 2) -> Crew:
-        made.append(Crew(work, count))
+    def make(work: Any, count: Any = 2) -> LocalWorkers:
+        made.append(LocalWorkers(work, count))
         return made[-1]
 
     yield make
@@ -55,18 +55,18 @@ def crew() -> Any:
     assert multiprocessing.active_children() == []
 
 
-def test_results_come_in_order_from_other_processes(crew: Any) -> None:
+def test_results_come_in_order_from_other_processes(workers: Any) -> None:
     tasks = [Pair(n, torch.full((3, n), float(n))) for n in range(9)]
-    results = list(crew(doubled).map(tasks))
+    results = list(workers(doubled).map(tasks))
     assert [result.values.tolist() for result in results] == [(2 * task.values).tolist() for task in tasks]
     assert os.getpid() not in {result.number for result in results}
     assert len({result.number for result in results}) <= 2
 
 
-def test_tensors_keep_dtype_and_layout_and_are_the_receivers_own(crew: Any) -> None:
+def test_tensors_keep_dtype_and_layout_and_are_the_receivers_own(workers: Any) -> None:
     flipped = torch.arange(6.0).reshape(2, 3).t()
     sent = {"flipped": flipped, "mask": torch.tensor([True, False]), "none": torch.empty(0, 4), "one": torch.tensor(7)}
-    first, second = crew(lambda task: task).map([sent, {"flipped": torch.zeros(3, 2)}])
+    first, second = workers(lambda task: task).map([sent, {"flipped": torch.zeros(3, 2)}])
     assert first["flipped"].stride() == flipped.stride()
     assert {name: value.tolist() for name, value in first.items()} == {n: v.tolist() for n, v in sent.items()}
     assert second["flipped"].sum() == 0  # and did not overwrite the first
@@ -77,46 +77,46 @@ class Told(NamedTuple):
     number: int
 
 
-def test_a_broadcast_is_sent_to_a_worker_once(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broadcast_is_sent_to_a_worker_once(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until there is another one."""
     one, other = {"w": torch.tensor([3.0])}, {"w": torch.tensor([5.0])}
     sent: list[object] = []
-    plain = workers._Shelf.dumps
+    plain = local._Shelf.dumps
 
     def watched(self: Any, message: Any) -> bytes:
         sent.append(getattr(message, "down", None))
         return plain(self, message)
 
-    monkeypatch.setattr(workers._Shelf, "dumps", watched)
+    monkeypatch.setattr(local._Shelf, "dumps", watched)
     tasks = [*(Told(one, 10**power) for power in range(4)), Told(other, 1), Told(other, 10), Told(one, 2)]
-    found = list(crew(lambda task: float(task.down["w"]) * task.number).map(tasks))
+    found = list(workers(lambda task: float(task.down["w"]) * task.number).map(tasks))
     assert found == [3.0, 30.0, 300.0, 3000.0, 5.0, 50.0, 6.0]
     assert sum(down is one for down in sent) <= 4  # twice to each of the two
-    assert any(isinstance(down, workers._Again) for down in sent)
+    assert any(isinstance(down, local._Again) for down in sent)
 
 
-def test_a_message_beyond_the_room_goes_through_the_pipe(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_ROOM", 4096)
-    [result] = crew(doubled).map([Pair(0, torch.arange(5000.0))])
+def test_a_message_beyond_the_room_goes_through_the_pipe(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_ROOM", 4096)
+    [result] = workers(doubled).map([Pair(0, torch.arange(5000.0))])
     assert torch.equal(result.values, 2 * torch.arange(5000.0))
 
 
-def test_auto_stays_here_until_a_round_is_long(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "cores", lambda: 2)
-    auto = crew(doubled, "auto")
+def test_auto_stays_here_until_a_round_is_long(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "cores", lambda: 2)
+    auto = workers(doubled, "auto")
     clock = iter([0.0, 0.01, 0.01, 0.02, 5.0, 5.2])
-    monkeypatch.setattr(workers.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(local.time, "perf_counter", lambda: next(clock))
     tasks = [Pair(0, torch.ones(1))] * 2
     assert {result.number for result in auto.map(tasks)} == {os.getpid()}
     assert {result.number for result in auto.map(tasks[:1])} == {os.getpid()}  # it took 0.2 s
     assert os.getpid() not in {result.number for result in auto.map(tasks)}
 
 
-def test_auto_has_one_thread_wherever_it_works(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_has_one_thread_wherever_it_works(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)
     try:
-        assert list(crew(lambda _: torch.get_num_threads(), "auto").map([0])) == [1]
-        assert list(crew(lambda _: torch.get_num_threads(), 1).map([0])) == [2]
+        assert list(workers(lambda _: torch.get_num_threads(), "auto").map([0])) == [1]
+        assert list(workers(lambda _: torch.get_num_threads(), 1).map([0])) == [2]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -128,8 +128,8 @@ def failing(task: int) -> int:
     return task
 
 
-def test_an_error_names_the_task_and_ends_the_workers(crew: Any) -> None:
-    made = crew(failing)
+def test_an_error_names_the_task_and_ends_the_workers(workers: Any) -> None:
+    made = workers(failing)
     with pytest.raises(WorkerFailed, match="no such thing") as caught:
         list(made.map([0, 1, 2]))
     assert caught.value.task == 1
@@ -143,9 +143,9 @@ def killed(task: int) -> int:
     return task
 
 
-def test_a_worker_that_dies_is_reported(crew: Any) -> None:
+def test_a_worker_that_dies_is_reported(workers: Any) -> None:
     with pytest.raises(WorkerFailed, match="was killed by SIGKILL") as caught:
-        list(crew(killed).map([0, 1, 2]))
+        list(workers(killed).map([0, 1, 2]))
     assert caught.value.task == 1
 
 
@@ -164,25 +164,25 @@ def test_runs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [contextvars.copy_context().run(among, runs) for runs in (1, 2, 3, 8)] == [7, 3, 2, 1]
 
 
-def test_a_daemonic_process_trains_by_itself(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemonic_process_trains_by_itself(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python lets it have no children, as those of a `multiprocessing.Pool`."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert cores() == 1
-    assert list(crew(abs, "auto").map([-1])) == list(crew(abs, 1).map([-1])) == [1]
+    assert list(workers(abs, "auto").map([-1])) == list(workers(abs, 1).map([-1])) == [1]
     with pytest.raises(BadInput, match=r"engine\.workers: 2 cannot be started from a daemonic process"):
-        crew(abs, 2)
+        workers(abs, 2)
 
 
-def test_our_own_errors_come_as_they_are(crew: Any) -> None:
+def test_our_own_errors_come_as_they_are(workers: Any) -> None:
     with pytest.raises(Diverged, match="too far"):
-        list(crew(diverging).map([0]))
+        list(workers(diverging).map([0]))
 
 
 def test_workers_die_with_their_parent() -> None:
     script = (
-        "import os, signal, multiprocessing; from personafl.simulate.workers.local import Crew\n"
-        "crew = Crew(lambda task: os.getpid(), 2)\n"
-        "print(*set(crew.map(range(8))), *[p.pid for p in multiprocessing.active_children()], flush=True)\n"
+        "import os, signal, multiprocessing; from personafl.simulate.workers.local import LocalWorkers\n"
+        "workers = LocalWorkers(lambda task: os.getpid(), 2)\n"
+        "print(*set(workers.map(range(8))), *[p.pid for p in multiprocessing.active_children()], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -223,7 +223,7 @@ def test_rounds_have_the_same_bits_with_one_and_two_workers(method: str, tmp_pat
     for run in runs:
         for number in range(3):
             run.step(number)
-        run.crew.close()
+        run.workers.close()
     one, two = map(everything, runs)
     assert one.keys() == two.keys()
     assert [path for path, value in one.items() if not torch.equal(value, two[path])] == []

@@ -223,7 +223,7 @@ def _timed(job: Job, folder: Path, most: int) -> Rounds:
         keeps=any(simulation.has_model(client) for client in map(int, job.federation.data.seen)),
         held=len(simulation.store),
     )
-    simulation.crew.close()  # with states that are not here
+    simulation.workers.close()  # with states that are not here
     return rounds
 
 

@@ -53,7 +53,7 @@ from personafl.simulate.cloud import make_cloud, make_simulation
 from personafl.simulate.engine import Engine
 from personafl.simulate.hardware import named_device, placed, set_arithmetic
 from personafl.simulate.simulator import Federation, Round, Simulation
-from personafl.simulate.workers.local import elsewhere
+from personafl.simulate.workers.local import on_other_machines
 from personafl.storage.files import atomic_write, read_json, write_json
 from personafl.storage.rundir import Checkpoint, RunDirectory, resume_command
 from personafl.storage.store import Store
@@ -153,7 +153,7 @@ def prepare(
     recipe.federation.check_offline(algorithm)
     check_tracking(recipe.tracking)
     device = named_device(recipe.engine.device)
-    if device.type != "cpu" and elsewhere():
+    if device.type != "cpu" and on_other_machines():
         raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
     dtype = torch.float64 if recipe.engine.dtype == "float64" else torch.float32
     set_arithmetic(recipe.engine.dtype, device)
@@ -265,7 +265,7 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
             try:
                 _train(job, progress, listener)
             finally:
-                progress.simulation.crew.close()
+                progress.simulation.workers.close()
             _tune(job, progress, listener)
             result = _finish(job, progress)
             tracker.finish(result.rows)

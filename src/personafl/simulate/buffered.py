@@ -39,8 +39,8 @@ from personafl.errors import BadInput
 from personafl.simulate.buffer import Arrival, Buffer, BufferSection, Update, check_size
 from personafl.simulate.engine import local_steps
 from personafl.simulate.simulator import Federation, Round, Simulation
-from personafl.simulate.trainer import Elsewhere
-from personafl.simulate.workers.nodestore import AwayStore
+from personafl.simulate.trainer import StatesOnNodes
+from personafl.simulate.workers.nodestore import NodeStore
 from personafl.storage.store import Store
 
 __all__ = ["BufferedSimulation", "make_buffer"]
@@ -131,10 +131,10 @@ class BufferedSimulation(Simulation):
             self._upload = tree.take(dense, 0)
         return self._bytes_down(starting, message)
 
-    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
+    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | StatesOnNodes:
         """Return the states that clients are trained from, if there are any and they are here."""
         found = super()._begin_with(first, which, clients)
-        return found._replace(later=True) if isinstance(found, Elsewhere) else found
+        return found._replace(later=True) if isinstance(found, StatesOnNodes) else found
 
     def _wait(self, clients: Iterable[int], stacked: dict[str, Tensor]) -> None:
         for row, client in enumerate(clients):
@@ -169,7 +169,7 @@ class BufferedSimulation(Simulation):
     def _keep_arrived(self, clients: Clients, entries: list[dict[str, Tensor]]) -> None:
         """Keep states of clients that arrive: those that wait here, and those that wait where they were trained."""
         away = self._away(clients)
-        if isinstance(self.store, AwayStore):
+        if isinstance(self.store, NodeStore):
             self.store.arrive(clients[away])
         here = [entry for entry, elsewhere in zip(entries, away, strict=True) if not elsewhere]
         if here:
@@ -178,11 +178,11 @@ class BufferedSimulation(Simulation):
     def _away(self, clients: Clients) -> NDArray[np.bool_]:
         """Say which clients under way have their new states elsewhere."""
         store = self.store
-        return store.has_later(clients) if isinstance(store, AwayStore) else np.zeros(len(clients), dtype=np.bool_)
+        return store.has_later(clients) if isinstance(store, NodeStore) else np.zeros(len(clients), dtype=np.bool_)
 
     def _recall(self, clients: Clients) -> None:
         """Have the new states of clients under way here, as a checkpoint needs them."""
-        if isinstance(self.store, AwayStore):
+        if isinstance(self.store, NodeStore):
             for piece, stacked in self.store.recall(clients[self._away(clients)]):
                 for row, client in enumerate(piece.tolist()):
                     self._waiting[client] |= {f"states/{path}": leaf[row].clone() for path, leaf in stacked.items()}

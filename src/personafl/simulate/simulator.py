@@ -24,9 +24,9 @@ from personafl.simulate.cohort import draw_cohort, draw_offline
 from personafl.simulate.engine import samples_of, steps_of
 from personafl.simulate.federation import Federation
 from personafl.simulate.pipeline import Ahead
-from personafl.simulate.trainer import Chunk, Done, Elsewhere, Trainer
-from personafl.simulate.workers.local import WorkerFailed, cores, crew_for
-from personafl.simulate.workers.nodestore import AwayStore
+from personafl.simulate.trainer import Chunk, Done, StatesOnNodes, Trainer
+from personafl.simulate.workers.local import WorkerFailed, cores, workers_for
+from personafl.simulate.workers.nodestore import NodeStore
 from personafl.simulate.workers.order import begun_order, in_order
 from personafl.storage.store import Store
 
@@ -73,8 +73,8 @@ class Simulation:
     def __init__(self, federation: Federation, store: Store, server_bytes: bytes | None = None) -> None:
         self.federation = federation
         self._trainer = Trainer(federation)
-        self.crew = crew_for(self._trainer, federation.workers)
-        self.store = self.crew.stored(store, federation.data.clients)
+        self.workers = workers_for(self._trainer, federation.workers)
+        self.store = self.workers.stored(store, federation.data.clients)
         self.homes = np.zeros(federation.data.clients, dtype=np.int64)  # [clients] whose model each one receives
         self._device = federation.data.device
         self.server = self._begin()
@@ -174,7 +174,7 @@ class Simulation:
             Chunk(which, clients, number, down, begin(which, clients), join, self._ahead.take(clients, number))
             for which, clients in map(chunks.__getitem__, order)
         )
-        results: Iterator[Any] = zip(chunks, in_order(order, self.crew.map(tasks)), strict=True)
+        results: Iterator[Any] = zip(chunks, in_order(order, self.workers.map(tasks)), strict=True)
         if self._device.type == "cuda":
             results = self._ahead.handed_on(results, number, lambda: self._first_of_next(number))
         try:
@@ -202,10 +202,10 @@ class Simulation:
         workers = cores() if fed.workers == "auto" else fed.workers
         return begun_order(work, workers, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
-    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | Elsewhere:
+    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | StatesOnNodes:
         """Return the states that clients are trained from, if there are any and they are here."""
-        kept = isinstance(self.store, AwayStore) and tree.leaves(self.shape(which, first))
-        return Elsewhere(first, later=False) if kept else self.states(which, first, clients)
+        kept = isinstance(self.store, NodeStore) and tree.leaves(self.shape(which, first))
+        return StatesOnNodes(first, later=False) if kept else self.states(which, first, clients)
 
     def _first_of_next(self, number: int) -> Clients | None:
         """Return the first chunk of the round after this one, if its cohort is known and its samples are there."""

@@ -17,12 +17,12 @@ from personafl.simulate.engine import gather
 from personafl.simulate.federation import Federation
 from personafl.storage.slab import Clients, Entry
 
-__all__ = ["Chunk", "Done", "Elsewhere", "Known", "Trainer", "bound"]
+__all__ = ["Chunk", "Done", "Known", "StatesOnNodes", "Trainer", "bound"]
 
 _SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
 
 
-class Elsewhere(NamedTuple):
+class StatesOnNodes(NamedTuple):
     """In place of states that are where the clients are trained, and stay there."""
 
     first: Tree  # what newcomers receive: from it they have their first state
@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
     clients: Clients
     round: int
     down: Tree
-    states: Tree | Elsewhere  # stacked
+    states: Tree | StatesOnNodes  # stacked
     join: bool = False  # whether uploads are joined where clients are trained, if that is less to send
     data: Data | None = None  # if it was drawn before
 

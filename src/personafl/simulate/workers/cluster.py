@@ -14,7 +14,7 @@ from torch import Tensor
 
 from personafl.errors import BadInput
 from personafl.simulate.workers.local import done_by
-from personafl.simulate.workers.ray_driver import RayCrew, first_answer, nodes_of, on_node
+from personafl.simulate.workers.ray_driver import RayWorkers, first_answer, nodes_of, on_node
 from personafl.simulate.workers.ray_node import in_short, pack_tensors
 
 __all__ = ["connected"]
@@ -41,7 +41,7 @@ def connected(address: str | None = None) -> Iterator[None]:
         _check_nodes(ray)
         pack_tensors()
         stack.callback(ray.util.deregister_serializer, Tensor)
-        stack.enter_context(done_by(RayCrew))
+        stack.enter_context(done_by(RayWorkers))
         yield
 
 

@@ -35,18 +35,18 @@ from personafl.storage.store import States, Store
 
 __all__ = [
     "Count",
-    "Crew",
-    "Hands",
+    "LocalWorkers",
     "Work",
     "WorkerFailed",
+    "Workers",
     "cores",
-    "crew_for",
     "done_by",
-    "elsewhere",
     "end_with_parent",
     "ending",
+    "on_other_machines",
     "one_thread",
     "share_cores",
+    "workers_for",
 ]
 
 Count = int | Literal["auto"]
@@ -99,7 +99,7 @@ def ending(code: int | None) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
 
 
-class Hands(Protocol):
+class Workers(Protocol):
     """Who does tasks, wherever that is."""
 
     def stored(self, store: Store, clients: int) -> States:
@@ -112,7 +112,7 @@ class Hands(Protocol):
         """End what was started for it, with the states that are there; a later task starts it again."""
 
 
-class Crew:
+class LocalWorkers:
     """Does tasks in order: in this process, or by workers. `count` "auto": one per core, once rounds are long enough.
 
     With more than one worker, or "auto", a task has one thread wherever it is done, so it makes no difference where.
@@ -164,28 +164,28 @@ class Crew:
             self._pool = None
 
 
-Hiring = Callable[[Work, Count], Hands]
-_HIRING: ContextVar[Hiring] = ContextVar("hiring", default=Crew)
+MakeWorkers = Callable[[Work, Count], Workers]
+_MAKE: ContextVar[MakeWorkers] = ContextVar("make_workers", default=LocalWorkers)
 
 
-def crew_for(work: Work, count: Count) -> Hands:
-    """Return who does tasks: a crew of this machine, unless `done_by` says otherwise."""
-    return _HIRING.get()(work, count)
+def workers_for(work: Work, count: Count) -> Workers:
+    """Return who does tasks: workers of this machine, unless `done_by` says otherwise."""
+    return _MAKE.get()(work, count)
 
 
-def elsewhere() -> bool:
+def on_other_machines() -> bool:
     """Say whether others than this machine do the tasks."""
-    return _HIRING.get() is not Crew
+    return _MAKE.get() is not LocalWorkers
 
 
 @contextlib.contextmanager
-def done_by(hiring: Hiring) -> Iterator[None]:
+def done_by(make: MakeWorkers) -> Iterator[None]:
     """Have the tasks of simulations that are made in this context done by others."""
-    before = _HIRING.set(hiring)
+    before = _MAKE.set(make)
     try:
         yield
     finally:
-        _HIRING.reset(before)
+        _MAKE.reset(before)
 
 
 @contextlib.contextmanager

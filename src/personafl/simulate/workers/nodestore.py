@@ -19,7 +19,7 @@ from personafl.errors import PersonaError
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import States, Store
 
-__all__ = ["HOME", "AwayStore", "Nodes", "StatesLost", "lost"]
+__all__ = ["HOME", "NodeStore", "Nodes", "StatesLost", "lost"]
 
 Places = NDArray[np.int16]  # nodes, by number, or:
 
@@ -46,7 +46,7 @@ class Nodes(Protocol):
         """Have the later states of clients on a node replace the others there."""
 
 
-class AwayStore(States):
+class NodeStore(States):
     """The states of clients 0 … `clients` − 1, at home and on nodes."""
 
     def __init__(self, home: Store, clients: int, nodes: Nodes) -> None:

@@ -2,8 +2,8 @@
 
 Nothing but the place differs from `workers`: this process deals chunks and adds up, workers on the nodes train, one per
 core. What decides a run is sent to each node once, and its workers share the data there. In a round a node is sent the
-broadcast once, and uploads come back. Where the states of clients are is known here (`away`), and a chunk goes where
-most of its states are, if that leaves nobody idle.
+broadcast once, and uploads come back. Where the states of clients are is known here (`nodestore`), and a chunk goes
+where most of its states are, if that leaves nobody idle.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 
 from personafl.core.tree import Tree
 from personafl.errors import BadInput, PersonaError
-from personafl.simulate.trainer import Chunk, Elsewhere
+from personafl.simulate.trainer import Chunk, StatesOnNodes
 from personafl.simulate.workers.local import Count, Work, WorkerFailed
-from personafl.simulate.workers.nodestore import HOME, AwayStore, StatesLost, lost
-from personafl.simulate.workers.ray_node import Answer, Keeper, KeptBy, Node, Worker, in_short
+from personafl.simulate.workers.nodestore import HOME, NodeStore, StatesLost, lost
+from personafl.simulate.workers.ray_node import Answer, Node, NodeStates, RemoteStates, Worker, in_short
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import Store
 
-__all__ = ["RayCrew", "first_answer", "nodes_of", "on_node"]
+__all__ = ["RayWorkers", "first_answer", "nodes_of", "on_node"]
 
 _AHEAD = 3  # chunks a worker that are at work, on their way or waiting for an earlier one
 _PATIENCE = 60.0  # seconds until a worker must have started
-_FAREWELL = 5.0  # seconds that keepers have to remove their files
+_FAREWELL = 5.0  # seconds that the nodes have to remove the files of their states
 
 
 @dataclass(frozen=True, eq=False)
-class _Hired:
+class _RemoteWorker:
     """A worker, the number of its node, and the problems whose states it knows the structure of."""
 
     actor: Any
@@ -47,11 +47,11 @@ class _Given(NamedTuple):
 
     number: int
     chunk: Chunk
-    worker: _Hired
+    worker: _RemoteWorker
     answer: Answer
 
 
-class RayCrew:
+class RayWorkers:
     """Does chunks in order, by workers on the nodes of the cluster that this process is connected to.
 
     `count` "auto": one per core of each node.
@@ -63,13 +63,13 @@ class RayCrew:
         self._ray = ray
         self._work = work
         self._count = count
-        self._store: AwayStore | None = None  # of the simulation, if its states stay on the nodes
-        self._keepers: list[KeptBy] = []
-        self._workers: list[_Hired] = []
+        self._store: NodeStore | None = None  # of the simulation, if its states stay on the nodes
+        self._states: list[RemoteStates] = []
+        self._workers: list[_RemoteWorker] = []
 
-    def stored(self, store: Store, clients: int) -> AwayStore:
+    def stored(self, store: Store, clients: int) -> NodeStore:
         """Return a simulation's store as one whose newest states stay on the nodes."""
-        self._store = AwayStore(store, clients, self)
+        self._store = NodeStore(store, clients, self)
         return self._store
 
     def map(self, tasks: Iterable[Chunk]) -> Iterator[Any]:
@@ -86,12 +86,12 @@ class RayCrew:
         """End the workers, and with them the states that were not brought home; a later chunk starts others."""
         for worker in self._workers:
             self._ray.kill(worker.actor)
-        removed = [keeper.actor.close.remote() for keeper in self._keepers]
+        removed = [held.actor.close.remote() for held in self._states]
         if removed:
             self._ray.wait(removed, num_returns=len(removed), timeout=_FAREWELL)
-        for keeper in self._keepers:
-            self._ray.kill(keeper.actor)
-        self._workers, self._keepers = [], []
+        for held in self._states:
+            self._ray.kill(held.actor)
+        self._workers, self._states = [], []
         if self._store is not None:
             self._store.end()
 
@@ -108,20 +108,20 @@ class RayCrew:
         work, kind = ray.put(self._work), ray.remote(Worker)
         numbers = {node: number for number, node in enumerate(dict.fromkeys(places))}
         self._workers = [
-            _Hired(on_node(ray, kind, node, 1).remote(work), node, numbers[node], set()) for node in places
+            _RemoteWorker(on_node(ray, kind, node, 1).remote(work), node, numbers[node], set()) for node in places
         ]
         for worker in self._workers:
             first_answer(ray, worker.actor.ready.remote(), worker.node)
 
-    def _start_keepers(self, budget: int) -> None:
-        """Start a keeper on each node, with so much memory for states, and make it known to all workers."""
-        kind = self._ray.remote(Keeper)
+    def _start_states(self, budget: int) -> None:
+        """Have each node hold states, in so much memory, and make that known to all workers."""
+        kind = self._ray.remote(NodeStates)
         nodes = dict.fromkeys(worker.node for worker in self._workers)
-        self._keepers = [KeptBy(on_node(self._ray, kind, node, 0).remote(budget), node) for node in nodes]
-        for keeper in self._keepers:
-            first_answer(self._ray, keeper.actor.ready.remote(), keeper.node)
+        self._states = [RemoteStates(on_node(self._ray, kind, node, 0).remote(budget), node) for node in nodes]
+        for held in self._states:
+            first_answer(self._ray, held.actor.ready.remote(), held.node)
         for worker in self._workers:
-            worker.actor.meet.remote(self._keepers, worker.place)  # done before what it is asked for later
+            worker.actor.meet.remote(self._states, worker.place)  # done before what it is asked for later
 
     def _in_order(self, tasks: Iterable[Chunk]) -> Iterator[Any]:
         """Give chunks to workers, and yield results; a few wait for an earlier one."""
@@ -134,19 +134,21 @@ class RayCrew:
         while given:
             yield self._result(given.popleft())
 
-    def _give(self, number: int, chunk: Chunk, load: Counter[_Hired], sent: _Sent) -> _Given:
+    def _give(self, number: int, chunk: Chunk, load: Counter[_RemoteWorker], sent: _Sent) -> _Given:
         """Give a chunk to a worker."""
-        if isinstance(chunk.states, Elsewhere):
+        if isinstance(chunk.states, StatesOnNodes):
             return self._give_kept(number, chunk, chunk.states, load, sent)
         worker = self._chosen(load, Counter())
         answer = worker.actor.train.remote(chunk._replace(down=None), sent.once(chunk.down))
         return _Given(number, chunk, worker, answer)
 
-    def _give_kept(self, number: int, chunk: Chunk, states: Elsewhere, load: Counter[_Hired], sent: _Sent) -> _Given:
+    def _give_kept(
+        self, number: int, chunk: Chunk, states: StatesOnNodes, load: Counter[_RemoteWorker], sent: _Sent
+    ) -> _Given:
         """Give a chunk to a worker, and say where the states of its clients are; those that are here go with it."""
         assert self._store is not None
-        if not self._keepers:
-            self._start_keepers(self._store.home.budget)
+        if not self._states:
+            self._start_states(self._store.home.budget)
         clients, nodes, known = chunk.clients, self._store.places(chunk.clients), self._store.has(chunk.clients)
         worker = self._chosen(load, Counter(nodes.tolist()))
         here = clients[known & (nodes == HOME)]
@@ -159,13 +161,13 @@ class RayCrew:
         answer = worker.actor.train_kept.remote(bare, message, found, kept, states.later)
         return _Given(number, chunk, worker, answer)
 
-    def _load(self, given: Iterable[_Given]) -> Counter[_Hired]:
+    def _load(self, given: Iterable[_Given]) -> Counter[_RemoteWorker]:
         """Return how many chunks each worker has to do."""
         owner = {each.answer: each.worker for each in given}
         _, waiting = self._ray.wait(list(owner), num_returns=len(owner), timeout=0) if owner else ([], [])
         return Counter(owner[answer] for answer in waiting)
 
-    def _chosen(self, load: Counter[_Hired], states: Counter[int]) -> _Hired:
+    def _chosen(self, load: Counter[_RemoteWorker], states: Counter[int]) -> _RemoteWorker:
         """Return who does a chunk with so many states on each node: an idle one, or one of those with least to do."""
         least = min(load[worker] for worker in self._workers)
         free = [worker for worker in self._workers if load[worker] <= least + (least > 0)]
@@ -186,7 +188,7 @@ class RayCrew:
             gone = lost(f"a worker on node {worker.node.address} died ({in_short(error)})")
             raise WorkerFailed(str(gone), given.number) from error
         states = given.chunk.states
-        if not isinstance(states, Elsewhere):
+        if not isinstance(states, StatesOnNodes):
             return result
         done, kept = result
         if kept and self._store is not None:
@@ -195,13 +197,13 @@ class RayCrew:
 
     def fetch(self, node: int, clients: Clients, later: bool) -> Iterator[tuple[Clients, Entry]]:
         """Yield the states of clients that are on a node, or the later ones, by pieces of one layout."""
-        keeper = self._keepers[node]
-        for piece in keeper.ask("pieces", clients, later):
-            yield piece, keeper.ask("take", piece, later)
+        held = self._states[node]
+        for piece in held.ask("pieces", clients, later):
+            yield piece, held.ask("take", piece, later)
 
     def arrive(self, node: int, clients: Clients) -> None:
         """Have the later states of clients on a node replace the others there."""
-        self._keepers[node].ask("arrive", clients)
+        self._states[node].ask("arrive", clients)
 
 
 class _Sent:

@@ -1,6 +1,6 @@
-"""What runs on a node of a Ray cluster: workers, one per core, and one keeper of the states of who was trained there.
+"""What runs on a node of a Ray cluster: workers, one per core, and the states of who was trained there.
 
-Workers ask keepers themselves, that of their own node or another: states never come by the machine that runs the
+Workers ask a node for states themselves, their own or another: states never come by the machine that runs the
 simulation, however small they are.
 """
 
@@ -30,12 +30,12 @@ from personafl.simulate.workers.nodestore import lost
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import Store
 
-__all__ = ["Answer", "Keeper", "KeptBy", "Node", "Worker", "answered", "in_short", "pack_tensors"]
+__all__ = ["Answer", "Node", "NodeStates", "RemoteStates", "Worker", "answered", "in_short", "pack_tensors"]
 
 Answer = Any  # a ray.ObjectRef: what will be known
 
 _PIECE = 2**26  # bytes of states that are sent at a time
-_PREFIX = "personafl-states-"  # of a keeper's directory
+_PREFIX = "personafl-states-"  # of the directory of a node's states
 
 
 class Node(NamedTuple):
@@ -46,22 +46,22 @@ class Node(NamedTuple):
     cores: int
 
 
-class KeptBy(NamedTuple):
-    """A keeper, and where it is."""
+class RemoteStates(NamedTuple):
+    """The states that a node has, as others see them."""
 
     actor: Any
     node: Node
 
     def ask(self, what: str, *given: Any) -> Any:
-        """Return what a method of the keeper does; tensors are in memory that must not be written to."""
+        """Return what a method of them does; tensors are in memory that must not be written to."""
         return answered(getattr(self.actor, what).remote(*given), self.node)
 
 
-class Keeper:
+class NodeStates:
     """Has the newest states of the clients that were trained last on its node, in a store that ends with it.
 
-    Later states are beside them (see `away`). A state that has gone to another node since keeps its row here, for when
-    it comes back.
+    Later states are beside them (see `nodestore`). A state that has gone to another node since keeps its row here, for
+    when it comes back.
     """
 
     def __init__(self, budget: int) -> None:
@@ -112,7 +112,7 @@ class _Folder:
 
 
 def _remove_orphans() -> None:
-    """Remove the directories of keepers that were killed."""
+    """Remove the directories of those that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), open(path / "lock", "r+") as lock:  # else: another's, or gone
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,15 +126,15 @@ class Worker:
         torch.set_num_threads(1)
         pack_tensors()
         self._work = work
-        self._keepers: Sequence[KeptBy] = ()
+        self._states: Sequence[RemoteStates] = ()
         self._here = 0  # the number of its node
 
     def ready(self) -> None:
         """Answer, once it can work."""
 
-    def meet(self, keepers: Sequence[KeptBy], here: int) -> None:
-        """Know the keepers, of which number `here` is that of its node."""
-        self._keepers, self._here = keepers, here
+    def meet(self, states: Sequence[RemoteStates], here: int) -> None:
+        """Know the states of all nodes, of which number `here` is that of its node."""
+        self._states, self._here = states, here
 
     def train(self, chunk: Chunk, down: Tree) -> Any:
         """Train a chunk of clients; what came is in read-only memory, so it is copied."""
@@ -150,13 +150,13 @@ class Worker:
         """
         trainer = self._work
         assert isinstance(trainer, Trainer)
-        pieces = [(clients, self._keepers[node].ask("take", clients, False)) for node, clients in kept.items()]
+        pieces = [(clients, self._states[node].ask("take", clients, False)) for node, clients in kept.items()]
         known = _Collected(pieces if sent is None else [*pieces, sent])
         first = tree.map(torch.clone, first)
         states = trainer.states(known, chunk.problem, first, chunk.clients)
         done = trainer(chunk._replace(states=states, down=for_returning(first)))
         if good := bool(done.finite.all()):
-            self._keepers[self._here].ask("put", chunk.clients, tree.flatten(done.states), later)
+            self._states[self._here].ask("put", chunk.clients, tree.flatten(done.states), later)
         return done._replace(states=()), good
 
 
@@ -181,7 +181,7 @@ class _Collected:
 
 
 def answered(answer: Answer, node: Node) -> Any:
-    """Return what a keeper answers; raise what went wrong, in our own words."""
+    """Return what a node's states answer; raise what went wrong, in our own words."""
     import ray
 
     try:
