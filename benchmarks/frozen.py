@@ -32,8 +32,9 @@ from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.fast import frozen
 from personafl.models import personal_split, zoo
 from personafl.simulate.engine import Engine
+from personafl.simulate.federation import Federation
 from personafl.simulate.hardware import placed, set_arithmetic
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 
 

@@ -39,8 +39,9 @@ from personafl.data.window import Window
 from personafl.fast.graphs import Graphs
 from personafl.models import convolutional
 from personafl.simulate.engine import Engine, gather
+from personafl.simulate.federation import Federation
 from personafl.simulate.hardware import set_arithmetic
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.simulator import Simulation
 from personafl.simulate.trainer import bound
 from personafl.storage.store import Store
 

@@ -13,7 +13,8 @@ from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.net import Net
 from personafl.data.federated import Ragged, make_federated
 from personafl.simulate.engine import Engine
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 
 Vector = NDArray[np.float64]

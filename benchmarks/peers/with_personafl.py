@@ -25,7 +25,8 @@ from personafl.core.split import Split
 from personafl.data.federated import Ragged, make_federated
 from personafl.simulate.calibrate import calibrated
 from personafl.simulate.engine import Engine
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 
 __all__ = ["Personafl"]

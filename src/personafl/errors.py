@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed", "did_you_mean"]
-
 
 class PersonaError(Exception):
     """Base of all errors that personafl raises on purpose; `exit_code` is what the command line returns."""

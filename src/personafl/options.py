@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = ["checked", "defaults", "describe", "explain", "short_form"]
-
 _Model = TypeVar("_Model", bound=BaseModel)
 
 

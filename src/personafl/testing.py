@@ -27,7 +27,8 @@ from personafl.core.split import Split
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.simulate.engine import Engine, Strategy, gather
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 
 __all__ = ["LAWS", "Case", "check_algorithm", "make_case"]

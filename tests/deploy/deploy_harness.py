@@ -16,7 +16,8 @@ from personafl.deploy.net.identity import Identity, Revocations, identify
 from personafl.deploy.net.messages import Report, Said
 from personafl.deploy.net.transport import Channel, serve
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.server import Event, ServerConfig, run_server
+from personafl.deploy.server.server import ServerConfig, run_server
+from personafl.deploy.server.service import Event
 from personafl.recipe.recipe import Recipe
 
 __all__ = ["Loopback", "answering", "channel", "identity_of", "loopback"]

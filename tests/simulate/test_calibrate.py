@@ -21,7 +21,7 @@ from personafl.runs.runner import Note, prepare
 from personafl.simulate import calibrate
 from personafl.simulate.calibrate import calibrated, in_doubt, measure
 from personafl.simulate.engine import Engine
-from personafl.simulate.simulator import Federation
+from personafl.simulate.federation import Federation
 
 CPU = torch.device("cpu")
 MEMORY = 2**30

@@ -36,7 +36,8 @@ from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import prepare
 from personafl.simulate.cloud import CloudSimulation, journal, make_cloud, mixed
 from personafl.simulate.engine import Engine
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 

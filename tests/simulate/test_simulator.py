@@ -32,7 +32,8 @@ from personafl.runs.scoring import score, tune
 from personafl.simulate import simulator, trainer
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.engine import Engine, gather
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Simulation
 from personafl.simulate.trainer import bound
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store

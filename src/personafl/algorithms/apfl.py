@@ -44,8 +44,6 @@ from personafl.core.prox import box
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
-__all__ = ["ApflClient", "apfl"]
-
 Mixing = Annotated[float, Ge(0), Le(1)]
 
 

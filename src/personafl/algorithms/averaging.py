@@ -23,8 +23,6 @@ from personafl.core.batches import Data, Steps
 from personafl.core.optim import OptimizerSpec, Sgd
 from personafl.core.tree import Params, Tree
 
-__all__ = ["PLAIN_MEAN", "Averaging", "Change", "Model", "SharedModelClient"]
-
 PLAIN_MEAN = Sgd(lr=1.0)
 
 

@@ -32,8 +32,6 @@ from personafl.core.batches import Batch, Batches
 from personafl.core.descend import descend
 from personafl.core.tree import Params, Tree
 
-__all__ = ["BinaryRelaxClient", "binaryrelax", "on_grid"]
-
 Growth = Annotated[float, Ge(1)]
 
 

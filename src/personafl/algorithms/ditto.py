@@ -27,8 +27,6 @@ from personafl.core.optim import OptimizerSpec
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
-__all__ = ["DittoClient", "ditto"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DittoClient:

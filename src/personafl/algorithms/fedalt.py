@@ -38,8 +38,6 @@ from personafl.core.optim import OptimizerSpec, by_block
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
-__all__ = ["PartialAveraging", "PartialClient", "fedalt", "fedsim"]
-
 
 @sent_once("personal")
 class Parts(NamedTuple):

@@ -21,8 +21,6 @@ from personafl.core.optim import OptimizerSpec
 from personafl.core.prox import shrink
 from personafl.core.terms import Quadratic
 
-__all__ = ["FedAvgClient", "fedavg"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgClient(SharedModelClient):

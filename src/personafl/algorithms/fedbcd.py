@@ -70,8 +70,6 @@ from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
-__all__ = ["BlockServer", "FedBcdClient", "FedBcdIClient", "fedbcd", "fedbcdi"]
-
 Part = Annotated[float, Gt(0), Le(1)]
 Pull = Annotated[float, Ge(0), Le(1)]
 Box = Rate | Literal["none"]

@@ -23,8 +23,6 @@ from personafl.algorithms.training import Count, Rate, Training
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import OptimizerSpec
 
-__all__ = ["fedbn"]
-
 
 def fedbn(
     training: Training,

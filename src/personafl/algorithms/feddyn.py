@@ -31,8 +31,6 @@ from personafl.core.descend import descent
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
-__all__ = ["Dual", "DynamicClient", "DynamicServer", "feddyn"]
-
 
 class Dual(NamedTuple):
     """State of a client: γ_i, its gradient at the last local solution. It never leaves the device."""

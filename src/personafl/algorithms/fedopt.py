@@ -21,8 +21,6 @@ from personafl.algorithms.training import Decay, Rate, Training
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
 
-__all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
-
 
 def _with_server(name: str, training: Training, optimizer: OptimizerSpec) -> Algorithm:
     return Algorithm(name, FedAvgClient(training=training), Averaging(optimizer=optimizer))

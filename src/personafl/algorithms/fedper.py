@@ -23,8 +23,6 @@ from personafl.algorithms.training import Count, Rate, Training
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import OptimizerSpec
 
-__all__ = ["fedper"]
-
 
 def fedper(
     training: Training,

@@ -17,8 +17,6 @@ from personafl.algorithms.training import NonNegative, Training
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import OptimizerSpec
 
-__all__ = ["fedprox"]
-
 
 def fedprox(training: Training, *, proximal: NonNegative = 0.1, server: OptimizerSpec = PLAIN_MEAN) -> Algorithm:
     """FedAvg with a proximal term that holds local training to the shared model."""

@@ -49,8 +49,6 @@ from personafl.core.prox import Penalty, as_matrix, l1, nuclear, shrink
 from personafl.core.tree import Params, Tree
 from personafl.errors import Diverged
 
-__all__ = ["SlrClient", "SlrServer", "fedslr"]
-
 Solver = Literal["dual", "gpgd", "lpgd"]
 
 

@@ -47,8 +47,6 @@ from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
 from personafl.core.tree import Params, Tree
 
-__all__ = ["SpaClient", "active_entries", "fedspa"]
-
 Density = Annotated[float, Gt(0), Le(1)]
 Share = Annotated[float, Ge(0), Le(1)]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]

@@ -31,8 +31,6 @@ from personafl.core.tree import Params
 
 Part = Literal["all", "personal"]
 
-__all__ = ["FinetuneClient", "finetune"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneClient:

@@ -21,8 +21,6 @@ from personafl.algorithms.quped import Share, quped
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core.algorithm import Algorithm
 
-__all__ = ["fml"]
-
 
 def fml(
     training: Training, *, distillation: Share = 0.5, shared_lr: Rate | None = None, tune_epochs: Count = 5

@@ -24,8 +24,6 @@ from personafl.algorithms.training import Count, Rate, Training
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import OptimizerSpec
 
-__all__ = ["lgfedavg"]
-
 
 def lgfedavg(
     training: Training,

@@ -21,8 +21,6 @@ from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.tree import Params
 
-__all__ = ["LocalClient", "NoServer", "local"]
-
 
 class Report(NamedTuple):
     """Up: the mean training loss."""

@@ -41,8 +41,6 @@ from personafl.core.optim import OptimizerSpec, Sgd
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
-__all__ = ["MetaClient", "Variant", "meta_gradient", "perfedavg"]
-
 Variant = Literal["first-order", "hessian-free"]
 
 

@@ -12,8 +12,6 @@ from personafl.core.optim import LocalOptimizer
 from personafl.core.schedule import Constant
 from personafl.core.tree import Params
 
-__all__ = ["Personal", "fine_tuning", "global_and_personal", "retrained", "steady"]
-
 T = TypeVar("T", bound=LocalOptimizer)
 
 

@@ -36,8 +36,6 @@ from personafl.core.optim import OptimizerSpec
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
-__all__ = ["MoreauClient", "pfedme"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MoreauClient:

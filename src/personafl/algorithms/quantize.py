@@ -23,23 +23,6 @@ from personafl.core.split import listed
 from personafl.core.wire import Quantized
 from personafl.errors import BadInput
 
-__all__ = [
-    "FullPrecision",
-    "distance",
-    "hard",
-    "initial_centers",
-    "members",
-    "nearest",
-    "pack",
-    "picked",
-    "prox_centers",
-    "prox_centers_exact",
-    "prox_weights",
-    "quantizable",
-    "soft",
-    "sorted_centers",
-]
-
 FullPrecision = Literal["ends", "output", "none"]  # the layers that are not quantized
 
 _FEW = 4  # up to so many centers, a pass for each is faster on a GPU than looking up and adding up by places

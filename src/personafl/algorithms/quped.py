@@ -76,8 +76,6 @@ from personafl.core.terms import pull
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 
-__all__ = ["Bits", "Growth", "QupedClient", "Share", "Unit", "divergence", "quped"]
-
 Share = Annotated[float, Ge(0), Le(1)]
 Bits = Annotated[int, Ge(1), Le(8)]
 Growth = Annotated[float, Gt(0), Le(1)]

@@ -23,8 +23,6 @@ from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import Sgd
 
-__all__ = ["qupel"]
-
 
 def qupel(
     training: Training,

@@ -40,8 +40,6 @@ from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
-__all__ = ["ScaffoldClient", "ScaffoldServer", "scaffold"]
-
 
 class Controlled(NamedTuple):
     """Down: the shared model x and the server's control c."""

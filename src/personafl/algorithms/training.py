@@ -10,8 +10,6 @@ from annotated_types import Ge, Gt, Lt
 from personafl.core.batches import Steps
 from personafl.core.optim import LocalOptimizer, Sgd
 
-__all__ = ["Count", "Decay", "NonNegative", "Rate", "Training"]
-
 # Limits of options, which recipes are checked against.
 Count = Annotated[int, Ge(1)]
 Rate = Annotated[float, Gt(0)]

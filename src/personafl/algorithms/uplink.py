@@ -48,17 +48,6 @@ from personafl.core.prox import as_matrix, from_matrix
 from personafl.core.schedule import FORBID_UNKNOWN
 from personafl.core.tree import Params, Tree
 
-__all__ = [
-    "Codec",
-    "CompressedClient",
-    "Compression",
-    "LowRank",
-    "TopEntries",
-    "Whole",
-    "compressed",
-    "untrained_upload",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:

@@ -8,8 +8,6 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-__all__ = ["err", "note", "out", "print_found", "say"]
-
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 

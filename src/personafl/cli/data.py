@@ -10,8 +10,6 @@ import typer
 from personafl.cli.console import err, out, say
 from personafl.cli.options import Dataset, PartitionText, Words, parsed
 
-__all__ = ["deal", "describe"]
-
 
 def describe(
     words: Words = None,

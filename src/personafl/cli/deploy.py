@@ -19,8 +19,6 @@ from personafl.errors import BadInput
 if TYPE_CHECKING:
     from personafl.deploy.server.service import Event
 
-__all__ = ["coordinator", "device", "flower", "pki_init", "pki_issue", "pki_revoke", "predict", "server", "status"]
-
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the authority.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="server, coordinator, cloud-NAME or device-NAME.")]

@@ -24,8 +24,6 @@ from personafl.storage.rundir import resume_command
 if TYPE_CHECKING:
     from personafl.recipe.recipe import Recipe
 
-__all__ = ["Display", "displayed"]
-
 SECONDS_BETWEEN_LINES = 5.0
 
 

@@ -10,8 +10,6 @@ from rich.text import Text
 from personafl.cli.console import print_found
 from personafl.cli.options import Json, Words, parsed
 
-__all__ = ["datasets", "methods", "models", "recipe"]
-
 
 def recipe(words: Words = None) -> None:
     """Print a recipe with all its keys and their values, to start your own from."""

@@ -11,8 +11,6 @@ from personafl.cli.console import err, out, print_found, say
 from personafl.cli.options import Dataset, Json, Model, PartitionText, Quiet, Words, parsed
 from personafl.errors import BadInput
 
-__all__ = ["describe", "export", "fit"]
-
 
 def export(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],

@@ -13,8 +13,6 @@ from personafl.recipe.values import from_words
 if TYPE_CHECKING:
     from personafl.recipe.recipe import Recipe
 
-__all__ = ["Dataset", "Json", "Model", "Out", "PartitionText", "Quiet", "Rounds", "Words", "listed", "parsed"]
-
 Words = Annotated[
     list[str] | None,
     typer.Argument(

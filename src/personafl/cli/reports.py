@@ -14,8 +14,6 @@ from personafl.cli.console import note, out, print_found, say
 from personafl.cli.options import Json
 from personafl.errors import BadInput
 
-__all__ = ["clients", "latency", "report", "watch"]
-
 
 def report(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs or comparisons.")],

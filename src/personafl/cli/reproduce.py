@@ -13,12 +13,11 @@ from personafl.cli.options import Json, Out, Quiet, listed
 from personafl.errors import BadInput, Diverged
 
 if TYPE_CHECKING:
+    from personafl.papers.catalog import SizeName
     from personafl.papers.check import Checked
-    from personafl.papers.preset import Preset, SizeName
+    from personafl.papers.preset import Preset
     from personafl.papers.show import Shown
     from personafl.recipe.recipe import Recipe
-
-__all__ = ["reproduce"]
 
 Form = Literal["text", "markdown", "json"]
 Names = Annotated[

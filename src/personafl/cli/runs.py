@@ -13,8 +13,6 @@ from personafl.cli.options import Dataset, Json, Model, Out, PartitionText, Quie
 from personafl.cli.sweep import resume_sweep, show_sweep
 from personafl.errors import BadInput, Diverged
 
-__all__ = ["compare", "resume", "run", "show"]
-
 Start = Annotated[
     str | None, typer.Option("--from", metavar="RUN", help="Start from the global model of a finished run.")
 ]

@@ -11,8 +11,6 @@ from personafl.cli.console import err, note, print_found
 from personafl.cli.options import Dataset, Json, Model, Out, PartitionText, Quiet, Rounds, Words, listed, parsed
 from personafl.errors import BadInput
 
-__all__ = ["plan", "resume_sweep", "show_sweep", "sweep"]
-
 
 def sweep(
     words: Words = None,

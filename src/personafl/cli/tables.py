@@ -18,8 +18,6 @@ from personafl.exports.fit import Candidate, Fit
 from personafl.exports.memory import Memory
 from personafl.report.table import MODELS, amount, has_words, legend, lines, mean, percent, titled, titles
 
-__all__ = ["detail_tables", "export_tables", "fit_tables", "model_tables", "result_tables"]
-
 Row = dict[str, Any]
 _TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits")  # titles of columns that are no numbers
 

@@ -24,8 +24,6 @@ from personafl.cloud.protocol import Coordinator, Isolate, Mix, Ready, Start
 from personafl.cloud.topology import Topology
 from personafl.core import rng
 
-__all__ = ["Aggregation", "DeviceTimes", "Phases", "Turn", "play"]
-
 Clients = NDArray[np.int64]
 
 

@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Back", "Coordinator", "Event", "Gone", "Isolate", "Mix", "News", "Ready", "Start"]
-
 
 @dataclass(frozen=True)
 class Ready:

@@ -15,8 +15,6 @@ from personafl.data.allot import even_sizes
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = ["Matrix", "Topology", "check_mixing", "full", "matrices", "place", "ring"]
-
 Clients = NDArray[np.int64]
 Weights = NDArray[np.float64]
 Matrix = tuple[tuple[float, ...], ...]  # row n: how much of each server's model is in server n's

@@ -25,23 +25,6 @@ from personafl.core.split import Split
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 
-__all__ = [
-    "Algorithm",
-    "ClientRule",
-    "Empty",
-    "Problem",
-    "Reduced",
-    "ServerRule",
-    "for_returning",
-    "join",
-    "mean_dtypes",
-    "own_fields",
-    "packed",
-    "reduce",
-    "sent_once",
-    "upload_type",
-]
-
 T = TypeVar("T")
 _FEW = 32
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from personafl.core import rng, tree
 from personafl.fast.stack import stack_around
 
-__all__ = ["UNCHANGED", "Augment", "augmented"]
-
 _PURPOSE = int(rng.mix("augment").view("int64"))
 _BITS = (1 << 28) - 1  # of a hash that choose a place: 2²⁸ is so many times 2·crop + 1 that all are as likely
 

@@ -20,28 +20,6 @@ from personafl.core import rng, tree
 from personafl.core.augment import UNCHANGED, Augment, augmented
 from personafl.fast.stack import Outside, stack_around
 
-__all__ = [
-    "Batch",
-    "Batches",
-    "Data",
-    "Gaps",
-    "NoGaps",
-    "Repeated",
-    "Step",
-    "Steps",
-    "Stream",
-    "Together",
-    "Zipped",
-    "counted_samples",
-    "counted_steps",
-    "draw",
-    "drawn_work",
-    "marked",
-    "plainly_marked",
-    "round_number",
-    "rows_of",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:

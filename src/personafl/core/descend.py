@@ -20,8 +20,6 @@ from personafl.fast.gradient import gradient_and_value, step
 from personafl.fast.span import Spanned, in_span
 from personafl.fast.stack import differentiated
 
-__all__ = ["Objective", "descend", "descend_from", "descent"]
-
 S = TypeVar("S", bound=Step)
 Objective = Callable[[Params, S], Tensor]
 

@@ -17,20 +17,6 @@ from torch.nn import functional
 
 from personafl.fast.stack import stack_around
 
-__all__ = [
-    "TASKS",
-    "Task",
-    "character_error",
-    "correct",
-    "cross_entropy",
-    "ctc_correct",
-    "ctc_frames",
-    "ctc_greedy",
-    "ctc_loss",
-    "edit_distance",
-    "word_edits",
-]
-
 BLANK = 0
 # log 0 in CTC's recursion: finite, so that the gradient of log-sum-exp over unreachable states is not 0/0.
 _IMPOSSIBLE = -1e30

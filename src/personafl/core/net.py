@@ -28,8 +28,6 @@ from personafl.errors import BadInput
 from personafl.fast.gradient import step
 from personafl.fast.rounding import rounding
 
-__all__ = ["Buffers", "Net"]
-
 Buffers = Literal["refused", "shared", "dropped"]
 
 

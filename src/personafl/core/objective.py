@@ -13,8 +13,6 @@ from personafl.core.net import Net
 from personafl.core.tree import Params
 from personafl.fast.stack import stack_around
 
-__all__ = ["Loss", "MeanLoss"]
-
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [batch, …], targets [batch, …]) -> losses [batch]
 
 

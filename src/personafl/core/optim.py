@@ -20,25 +20,6 @@ from personafl.core.prox import box as into_box
 from personafl.core.schedule import FORBID_UNKNOWN, Constant, Schedule
 from personafl.core.tree import Params, Tree
 
-__all__ = [
-    "Accelerated",
-    "Adaptive",
-    "LocalOptimizer",
-    "Optimizer",
-    "OptimizerSpec",
-    "Sgd",
-    "accelerated",
-    "add_decayed_weights",
-    "by_block",
-    "chain",
-    "clip_by_global_norm",
-    "scale",
-    "scale_by_adagrad",
-    "scale_by_adam",
-    "scale_by_yogi",
-    "trace",
-]
-
 
 def _here(params: Params, state: Tree) -> Params:
     return params

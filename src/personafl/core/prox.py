@@ -14,20 +14,6 @@ from torch import Tensor
 
 from personafl.core.tree import Params
 
-__all__ = [
-    "Penalty",
-    "Prox",
-    "as_matrix",
-    "box",
-    "from_matrix",
-    "group",
-    "l1",
-    "l2_ball",
-    "low_rank",
-    "nuclear",
-    "shrink",
-]
-
 Prox = Callable[[Params], Params]
 Penalty = Literal["low-rank", "sparse"]
 

@@ -13,18 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "GOLDEN",
-    "Word",
-    "Words",
-    "generator",
-    "mix",
-    "numpy_generator",
-    "permutations",
-    "scramble",
-    "uniforms",
-]
-
 Words = NDArray[np.uint64]
 Word = int | str | NDArray[np.integer]
 

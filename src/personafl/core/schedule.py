@@ -11,8 +11,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Constant", "Exponential", "Linear", "Schedule", "Step"]
-
 FORBID_UNKNOWN = {"extra": "forbid"}  # a recipe that misspells a field must fail, not lose it
 
 

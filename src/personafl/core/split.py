@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
-__all__ = ["Split", "listed"]
-
 _SHOWN = 12  # names in an error message before it is shortened
 
 

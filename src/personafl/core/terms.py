@@ -10,8 +10,6 @@ from torch import Tensor
 from personafl.core import tree
 from personafl.core.tree import Params
 
-__all__ = ["Quadratic", "pull"]
-
 
 def pull(w: Params, anchor: Params, strength: float) -> Tensor:
     """Return (strength/2)‖w − anchor‖²."""

@@ -17,32 +17,6 @@ from torch.utils import _pytree as pytree
 
 from personafl.fast.stack import stack_around
 
-__all__ = [
-    "Params",
-    "Tree",
-    "add",
-    "add_scaled",
-    "added",
-    "constant",
-    "dot",
-    "finite",
-    "flatten",
-    "leaves",
-    "map",
-    "norm",
-    "number",
-    "on",
-    "path_name",
-    "scale",
-    "select",
-    "stack",
-    "sub",
-    "take",
-    "unflatten",
-    "where",
-    "zeros_like",
-]
-
 Params = dict[str, Tensor]
 Tree = Any  # a Tensor, or a dict, tuple or NamedTuple of trees
 T = TypeVar("T")

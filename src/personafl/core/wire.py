@@ -22,28 +22,6 @@ from personafl.core.prox import from_matrix
 from personafl.core.tree import Tree
 from personafl.errors import BadInput
 
-__all__ = [
-    "Factored",
-    "Masked",
-    "Quantized",
-    "Sparse",
-    "centers",
-    "compact",
-    "decode",
-    "decode_named",
-    "dense",
-    "dense_each",
-    "density",
-    "encode",
-    "is_form",
-    "kept",
-    "parameters",
-    "ranks",
-    "size",
-    "size_of_one",
-    "smallest",
-]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from scipy.sparse.csgraph import maximum_flow
 
 from personafl.data.federated import Ragged
 
-__all__ = ["apportion", "deal_rows", "even_sizes", "fill", "label_sets", "round_table", "spread"]
-
 Ints = NDArray[np.int64]
 Reals = NDArray[np.float64]
 

@@ -18,8 +18,6 @@ from personafl.data.sources import Dataset, TextOptions, load_dataset
 from personafl.data.spelling import spelled
 from personafl.errors import BadInput
 
-__all__ = ["federate", "load"]
-
 Ints = NDArray[np.int64]
 AUTO_TEST = 0.2
 

@@ -8,21 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from personafl.options import short_form
 
-__all__ = [
-    "PARTITIONS",
-    "Augmentation",
-    "Classes",
-    "DataConfig",
-    "Dirichlet",
-    "Diversity",
-    "Iid",
-    "Moments",
-    "Partition",
-    "Quantity",
-    "Users",
-    "parse_partition",
-]
-
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[int, Field(ge=1)]
 

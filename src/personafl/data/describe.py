@@ -16,8 +16,6 @@ from rich.text import Text
 from personafl.data.federated import FederatedData
 from personafl.errors import StorageFailed
 
-__all__ = ["describe", "picture", "sketch"]
-
 Reals = NDArray[np.float64]
 SHADES = " ░▒▓█"
 TERMINAL_ROWS = 30

@@ -16,8 +16,6 @@ from personafl.core.augment import UNCHANGED, Augment
 from personafl.data.config import Moments
 from personafl.data.window import Window, copied
 
-__all__ = ["FederatedData", "Numbered", "Pool", "Ragged", "Split", "TaskName", "blank", "make_federated", "runs_of"]
-
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
 TaskName = Literal["classification", "next-token", "ctc"]  # of core.losses.TASKS

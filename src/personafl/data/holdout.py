@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from personafl.data.allot import deal_rows, round_table
 from personafl.data.federated import Ragged
 
-__all__ = ["deal_like", "hold_out", "hold_out_last"]
-
 Ints = NDArray[np.int64]
 
 

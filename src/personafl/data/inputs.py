@@ -20,8 +20,6 @@ from personafl.data.config import DataConfig, Moments
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 
-__all__ = ["Sums", "as_seen", "moments_of", "normalized"]
-
 _ROWS = 1024  # of samples that are added up at a time
 
 

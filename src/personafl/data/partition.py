@@ -14,8 +14,6 @@ from personafl.data.allot import apportion, deal_rows, even_sizes, fill, label_s
 from personafl.data.federated import Ragged
 from personafl.errors import BadInput
 
-__all__ = ["by_classes", "by_dirichlet", "by_diversity", "by_quantity", "by_users", "iid"]
-
 Ints = NDArray[np.int64]
 
 

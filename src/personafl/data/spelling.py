@@ -8,8 +8,6 @@ import torch
 from personafl.data.sources.dataset import Dataset
 from personafl.errors import BadInput
 
-__all__ = ["BLANK_NAME", "DIGITS", "SPACE_NAME", "spelled"]
-
 BLANK_NAME = "blank"  # of CTC's class 0
 SPACE_NAME = "space"  # of the class between words
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

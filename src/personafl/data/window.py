@@ -12,8 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Window", "copied"]
-
 Rows = NDArray[np.int64]
 
 

@@ -30,8 +30,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from personafl.errors import BadInput
 from personafl.storage.files import atomic_write, read_json, storage, write_json
 
-__all__ = ["LOCAL_HOSTS", "NUMBER_URI", "Files", "Issued", "init", "issue", "revoke", "role_of"]
-
 NUMBER_URI = "personafl:client:"
 _NAME = re.compile(r"server|coordinator|(cloud|device)-[a-z0-9]([a-z0-9._-]{0,40}[a-z0-9])?")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")

@@ -50,18 +50,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from personafl.errors import BadInput
 
-__all__ = [
-    "CAUTION",
-    "Evidence",
-    "Gains",
-    "Posterior",
-    "Prior",
-    "choose",
-    "evidence_of",
-    "learn_prior",
-    "posterior",
-]
-
 Values = NDArray[np.float64]
 
 # Leave the global model at odds of more than two to one. A smaller bound hurts fewer devices, and gives up part of what

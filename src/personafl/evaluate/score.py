@@ -21,8 +21,6 @@ from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged, runs_of
 from personafl.evaluate.choice import Gains
 
-__all__ = ["Outcomes", "Scores", "picked", "score_personal", "score_shared", "try_personal", "try_shared"]
-
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
 Try = Callable[

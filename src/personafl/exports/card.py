@@ -8,8 +8,6 @@ from pathlib import Path
 
 from personafl.storage.modelfile import Card
 
-__all__ = ["model_card"]
-
 _NAMES = {
     "global": "global model",
     "personal": "personal model",

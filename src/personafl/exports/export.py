@@ -47,8 +47,6 @@ from personafl.storage.modelfile import (
 from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, resume_command
 from personafl.storage.store import Store
 
-__all__ = ["Exported", "ExportedModel", "Latency", "export"]
-
 Listener = Callable[[int, int], None]  # models written, of how many
 _SAMPLES = 64  # that an ONNX file is checked on
 

@@ -13,8 +13,6 @@ from personafl.models import default_model
 from personafl.runs.runner import Job
 from personafl.storage.modelfile import Network, Part, bits_of
 
-__all__ = ["facts_of", "net_of", "sizes_of"]
-
 
 def facts_of(job: Job, client: int | None) -> dict[str, Any]:
     """Return the method, the network and the data of a client's model; None: of what all share."""

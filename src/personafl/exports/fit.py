@@ -29,9 +29,7 @@ from personafl.recipe.devices import OwnNetwork
 from personafl.recipe.recipe import MethodSection, Recipe
 from personafl.recipe.values import apply_overrides
 from personafl.runs.runner import prepare
-from personafl.simulate.simulator import Federation
-
-__all__ = ["BITS", "Candidate", "Fit", "Limits", "choose", "fit", "parse_bits", "parse_models", "parse_size"]
+from personafl.simulate.federation import Federation
 
 BITS: tuple[int | None, ...] = (None, 8, 4, 3, 2, 1)  # None: full precision
 _LEAST = 2  # bits of a choice, unless the user names them: 1 bit costs accuracy

@@ -26,9 +26,7 @@ from personafl.core.batches import Batch, Data
 from personafl.core.tree import Params
 from personafl.runs.runner import Job
 from personafl.simulate.engine import gather
-from personafl.simulate.simulator import Federation
-
-__all__ = ["Memory", "round_memory", "training_memory"]
+from personafl.simulate.federation import Federation
 
 
 @dataclass(frozen=True)

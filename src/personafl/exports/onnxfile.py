@@ -30,8 +30,6 @@ from personafl.errors import BadInput
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["TOLERANCE", "check_installed", "onnx_file"]
-
 TOLERANCE = 1e-5  # relative to the largest score, or to 1 if that is larger
 _MOST = 256  # values of a weight that is stored as codes
 _BYTES = torch.arange(256, dtype=torch.uint8)

@@ -24,8 +24,6 @@ from personafl.core.net import Net, _KeyedDropout, _MaskedNorm
 from personafl.core.tree import Params
 from personafl.fast.stack import stack_around
 
-__all__ = ["Cut", "Entry", "cut", "entry"]
-
 
 @dataclass(frozen=True)
 class Cut:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from personafl.core.batches import Batches
 
-__all__ = ["distinct", "most_distinct"]
-
 
 def most_distinct(batches: Batches) -> int:
     """Return how many samples a client may see at most; 0: that is not known."""

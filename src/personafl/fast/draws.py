@@ -16,8 +16,6 @@ from torch import Tensor
 from personafl.core import rng, tree
 from personafl.core.batches import Batches, Steps, counted_steps, plainly_marked
 
-__all__ = ["draw_there", "fits_there"]
-
 _MOST = 2**25  # places of all shuffles that are sorted at a time
 _TOP = torch.iinfo(torch.int64)
 

@@ -21,8 +21,6 @@ from personafl.fast.distinct import distinct, most_distinct
 from personafl.fast.layers import Layers
 from personafl.fast.stack import stack_around
 
-__all__ = ["on_features"]
-
 _COPIES = 8  # a client's features may take the memory of so many copies of its model
 _BATCHES = 4  # features of so many batches are computed at a time: nothing is kept for a gradient
 

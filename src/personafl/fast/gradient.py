@@ -21,8 +21,6 @@ from personafl.core.tree import Params
 from personafl.fast.layers import Factored, Layers, Scattered
 from personafl.fast.stack import Outside, Stack, stack_around, transformed
 
-__all__ = ["gradient_and_value", "step"]
-
 S = TypeVar("S")
 
 

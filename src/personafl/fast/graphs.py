@@ -24,8 +24,6 @@ from personafl.core import tree
 from personafl.core.batches import Batches, Data, Gaps, round_number
 from personafl.core.tree import Tree
 
-__all__ = ["Graphs"]
-
 Steps = tuple[int, ...]  # of each phase
 _MOST = 16  # recordings that are kept; each holds the memory of its function
 

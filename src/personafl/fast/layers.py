@@ -18,8 +18,6 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from personafl.fast.rounding import exactly, rounded, rounding
 from personafl.fast.stack import Outside, Stack
 
-__all__ = ["Factored", "Layers", "Scattered", "spread"]
-
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _WORTH = 2**14  # entries of one client's weight from which a pass over it costs more than a call
 _FEW = 128  # samples up to which an exact product onto a weight is cheaper than a rounded one and a pass over it

@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-__all__ = ["exactly", "rounded", "rounded_products", "rounding"]
-
 _EXACT: AbstractContextManager[None] = contextlib.nullcontext()
 
 

@@ -40,8 +40,6 @@ from personafl.fast.layers import Layers, spread
 from personafl.fast.rounding import exactly, rounding
 from personafl.fast.stack import stack_around, transformed
 
-__all__ = ["Spanned", "in_span"]
-
 _GAIN = {"cpu": 0.9, "cuda": 2.0}  # how many times the multiply-adds pay at most
 _ROUNDED_GAIN = {"cpu": 0.5, "cuda": 2.0}  # where the others are rounded, and so faster
 _ALONG = "along the term"  # the name of s among the parameters

@@ -31,8 +31,6 @@ from torch._C._functorch import (
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.func import vmap
 
-__all__ = ["Outside", "Stack", "differentiated", "stack_around", "stacked", "transformed"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.storage.files import storage
 
-__all__ = ["write_app"]
-
 _PACKAGE = "personafl_app"
 _SERVER = """from pathlib import Path
 

@@ -29,8 +29,6 @@ from personafl.errors import BadInput
 from personafl.flower.messages import Call, Fate, Present, Trained, has, pack, unpack
 from personafl.recipe.recipe import Recipe
 
-__all__ = ["client_app"]
-
 _RECIPE_BYTES = 2**20
 
 

@@ -15,8 +15,6 @@ from pydantic import Field
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.messages import Count, Hello, Message, Said, Update, header, parse
 
-__all__ = ["Call", "Fate", "Present", "Trained", "has", "pack", "unpack"]
-
 M = TypeVar("M", bound=Message)
 
 

@@ -23,13 +23,11 @@ from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Finished, Left, Said, Task
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.server import Event
+from personafl.deploy.server.service import Event
 from personafl.errors import BadInput
 from personafl.flower.messages import Call, Fate, Present, Trained, pack, unpack
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
-
-__all__ = ["server_app"]
 
 _POLL = 0.2  # seconds between two looks for answers
 _LOOK = 1.0  # seconds between two looks for nodes

@@ -17,21 +17,6 @@ from scipy import special
 from personafl.errors import BadInput
 from personafl.options import short_form
 
-__all__ = [
-    "LATENCIES",
-    "Constant",
-    "Exponential",
-    "Latency",
-    "Law",
-    "Lognormal",
-    "Pareto",
-    "Sample",
-    "Trace",
-    "Weibull",
-    "parse_latency",
-    "read_trace",
-]
-
 Reals = NDArray[np.float64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

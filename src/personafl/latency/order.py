@@ -16,8 +16,6 @@ from personafl.core.rng import uniforms
 from personafl.errors import BadInput
 from personafl.latency.laws import Law, Reals, Sample, Trace
 
-__all__ = ["expected_times", "large_n_bound", "simulated_ratios", "weibull_bound"]
-
 Counts = NDArray[np.int64]
 DRAWS = 2_000_000  # of a simulation, over all servers
 LARGEST = 1e300  # stands for an infinite time, so that times zero probability it is zero

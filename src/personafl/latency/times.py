@@ -10,8 +10,6 @@ from personafl.core.rng import uniforms
 from personafl.errors import BadInput
 from personafl.latency.laws import Law, Sample, Trace, parse_latency
 
-__all__ = ["round_times", "server_times"]
-
 ARRIVAL, STEP = "exponential:mean=2", "exponential:mean=1"  # as in the paper's §5.2
 
 

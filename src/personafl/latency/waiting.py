@@ -13,8 +13,6 @@ from personafl.errors import BadInput
 from personafl.latency.laws import Exponential, Law, Pareto, Sample, Trace, Weibull
 from personafl.latency.order import Counts, expected_times, large_n_bound, simulated_ratios, weibull_bound
 
-__all__ = ["MOST_SERVERS", "Choice", "Waiting", "analyse", "kept_pace"]
-
 MOST_SERVERS = 1000
 MOST_CHOICES = 20  # of B, evenly spaced
 NEARLY = 0.95  # of the best agreement: as good, given what the criterion leaves out

@@ -19,8 +19,6 @@ from torch.nn import functional
 
 from personafl.errors import BadInput
 
-__all__ = ["AdapterKind", "Site", "default_adapter", "is_adapter", "with_adapters"]
-
 AdapterKind = Literal["residual", "bottleneck", "lora"]
 NEAR_ZERO = 1e-3  # standard deviation of an adapter's last layer at the start
 

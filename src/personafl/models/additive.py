@@ -17,8 +17,6 @@ from torch.nn import functional
 
 from personafl.models.zoo import Size
 
-__all__ = ["Additive", "SplitInput", "additive", "split_input"]
-
 Form = Literal["mixture", "sum"]
 
 

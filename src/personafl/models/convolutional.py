@@ -14,8 +14,6 @@ from torch.nn import functional
 
 from personafl.models.zoo import Size, image_shape
 
-__all__ = ["ResNet", "cnn1", "cnn2", "lenet", "resnet18", "resnet20", "resnet32"]
-
 Stem = Literal["small", "imagenet"]
 Groups = Size | tuple[Size, ...]
 

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["latency", "multiply_adds"]
-
 _WARM_UP = 5
 _LEAST, _MOST = 11, 501  # passes of each network
 _SECONDS = 3.0

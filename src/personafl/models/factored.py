@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from personafl.core import wire
 from personafl.errors import BadInput
 
-__all__ = ["FactoredConv2d", "FactoredLinear", "factorize"]
-
 _WORTH = 2  # so many times fewer multiply-adds; with hardly fewer, two passes over memory take longer than one
 
 Layer = nn.Linear | nn.Conv2d

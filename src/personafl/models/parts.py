@@ -21,8 +21,6 @@ from personafl.core.split import Split, listed
 from personafl.errors import BadInput
 from personafl.models.adapters import Site, is_adapter
 
-__all__ = ["needs_adapter", "personal_split"]
-
 _NORM = re.compile(r"Norm(\dd)?$")  # of a class: GroupNorm, BatchNorm2d, RMSNorm, and the user's own
 _PARTS = ("adapter", "body", "input", "norms", "output")
 _MISSING = {

@@ -15,8 +15,6 @@ from torch.nn import functional
 from personafl.models.adapters import Site
 from personafl.models.zoo import Share, Size
 
-__all__ = ["LanguageModel", "SpeechModel", "speech", "transformer"]
-
 START = 0.02  # standard deviation of embeddings at the start, as in BERT and GPT-2
 
 

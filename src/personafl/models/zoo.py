@@ -11,8 +11,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Share", "Size", "TextBag", "TextWindow", "bag", "cnn", "image_shape", "linear", "mlp", "window"]
-
 Size = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 

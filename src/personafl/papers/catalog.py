@@ -18,24 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = [
-    "MEASURES",
-    "Claim",
-    "Dataset",
-    "Differs",
-    "Measure",
-    "Paper",
-    "Printed",
-    "Row",
-    "Setting",
-    "Size",
-    "SizeName",
-    "Table",
-    "Value",
-    "find",
-    "papers",
-]
-
 FOLDER = Path(__file__).parent
 PAPERS = ("fedalt", "fedslr", "quped", "fedbcd")
 

@@ -19,8 +19,6 @@ from personafl.papers.settings import Line, compared, settings_of
 from personafl.papers.trial import try_start
 from personafl.recipe.recipe import Recipe
 
-__all__ = ["Checked", "check", "markdown", "rendered"]
-
 _SECTIONS = (
     "rounds",
     "data",

@@ -17,8 +17,6 @@ from personafl.recipe.recipe import Recipe
 from personafl.runs.result import Result
 from personafl.storage.files import read_json
 
-__all__ = ["finished", "ran", "tables_of", "tables_of_preset"]
-
 
 def tables_of(paths: Sequence[Path], paper: Paper, names: Sequence[str]) -> tuple[list[Shown], list[Path]]:
     """Return tables of a paper, from whatever comparisons have their runs, and the comparisons that are unfinished."""

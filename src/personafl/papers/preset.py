@@ -12,8 +12,6 @@ from personafl.papers.catalog import FOLDER, Dataset, Paper, Setting, SizeName, 
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import apply_overrides, put, read_toml
 
-__all__ = ["SIZES", "Preset", "SizeName", "named_by", "presets", "tables_of_setting"]
-
 SIZES: tuple[SizeName, ...] = ("small", "paper")
 
 

@@ -13,8 +13,6 @@ from personafl.papers.catalog import Differs, Printed, Value
 from personafl.papers.preset import Preset
 from personafl.recipe.recipe import Recipe, find_method
 
-__all__ = ["NOT_PRINTED", "UNKNOWN", "Line", "compared", "settings_of", "text_of"]
-
 NOT_PRINTED = "not printed"
 UNKNOWN = "data not here"  # in place of what only the data say
 _OUR_OWN = {"name", "label", "seed", "start", "compare", "evaluation", "engine", "tracking", "deploy", "sweep"}

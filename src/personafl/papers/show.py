@@ -11,11 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from personafl.papers.catalog import MEASURES, Paper, Table, papers
-from personafl.papers.preset import SIZES, SizeName, presets
+from personafl.papers.catalog import MEASURES, Paper, SizeName, Table, papers
+from personafl.papers.preset import SIZES, presets
 from personafl.papers.verdict import CONFIDENCE, Outcome, Runs, Verdict, judge, outcomes
-
-__all__ = ["Shown", "listing", "markdown", "rendered"]
 
 RULE = (
     f"Differences are paired by seed. A claim holds if the one-sided {CONFIDENCE:.0%} bound of the mean difference "

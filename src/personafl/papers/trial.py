@@ -32,8 +32,6 @@ from personafl.papers.settings import UNKNOWN
 from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import Job, prepare
 
-__all__ = ["Trial", "lacking", "try_start"]
-
 _MANY = 1000  # clients, where only the data would say
 
 

@@ -14,8 +14,6 @@ from personafl.papers.catalog import Claim, Measure, Row, Table
 from personafl.runs.result import Result
 from personafl.storage.rundir import RunDirectory
 
-__all__ = ["CONFIDENCE", "Outcome", "Verdict", "judge", "named", "outcomes"]
-
 CONFIDENCE = 0.95  # of the one-sided bound on the mean difference
 Runs = Mapping[tuple[str, int], Result]  # (method or variant, seed) -> what it found
 

@@ -11,8 +11,6 @@ from rich.text import Text
 
 from personafl.plan.estimate import Plan
 
-__all__ = ["plan_tables"]
-
 
 def plan_tables(plan: Plan) -> Iterator[RenderableType]:
     """Yield what each method takes, what all take together, and what to look out for."""

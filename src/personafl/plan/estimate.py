@@ -21,8 +21,6 @@ from personafl.plan.probe import Probe, probe
 from personafl.recipe.recipe import PretrainSection, Recipe
 from personafl.simulate.workers.local import end_with_parent
 
-__all__ = ["Estimate", "Plan", "estimate", "make_plan", "stored"]
-
 Listener = Callable[[int, int], None]  # (methods probed, of how many)
 DAY = 86400.0
 PRETRAIN = "pretrain"

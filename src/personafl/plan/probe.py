@@ -30,8 +30,6 @@ from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 
-__all__ = ["Files", "Probe", "Rounds", "probe", "size_of"]
-
 ROUNDS = 2  # of the short run: in the second, models are scored between rounds as in a long one
 CLIENTS = 256  # seen ones that take part, if a cohort is not larger; and a quarter of that of the unseen
 TIMED = (3, 40)  # rounds to time at least and at most

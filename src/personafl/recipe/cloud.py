@@ -12,8 +12,6 @@ from personafl.cloud.topology import Matrix, check_mixing
 from personafl.errors import BadInput
 from personafl.latency.laws import Exponential, Latency, Trace
 
-__all__ = ["CloudSection", "TimesSection", "check_cloud", "check_no_cohorts"]
-
 Positive = Annotated[int, Field(ge=1)]
 ARRIVAL, STEP = Exponential(mean=2.0), Exponential(mean=1.0)  # as in the paper's §5.2
 

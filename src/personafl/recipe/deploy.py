@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from personafl.data.federated import FederatedData, TaskName
 
-__all__ = ["DeploySection"]
-
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 

@@ -26,17 +26,6 @@ from personafl.errors import BadInput, did_you_mean
 from personafl.models import MODELS, default_model, make_net
 from personafl.options import checked, explain
 
-__all__ = [
-    "DeviceSection",
-    "OwnNetwork",
-    "check_devices",
-    "check_each",
-    "check_method",
-    "deal",
-    "device_names",
-    "own_nets",
-]
-
 Clients = NDArray[np.int64]
 Samples = Annotated[int, Field(ge=0)]
 Way = Literal["share", "clients", "samples"]

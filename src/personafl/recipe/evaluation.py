@@ -8,8 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from personafl.evaluate.choice import CAUTION
 
-__all__ = ["EvaluationSection"]
-
 
 class EvaluationSection(BaseModel):
     """When models are scored during training; at the end they always are."""

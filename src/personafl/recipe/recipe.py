@@ -31,8 +31,6 @@ from personafl.recipe.values import merged, plain, without_none
 from personafl.runs.tracking import SinkName
 from personafl.simulate.buffer import BufferSection, check_buffer
 
-__all__ = ["Recipe"]
-
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 

@@ -19,8 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = ["SWEEP_FILE", "Choices", "Range", "SweepSection", "check_sweep", "space"]
-
 Positive = Annotated[int, Field(ge=1)]
 SWEEP_FILE = "sweep.toml"  # of a directory that has a sweep
 TRIALS = 20  # if the recipe does not say

@@ -9,8 +9,6 @@ from typing import Any
 
 from personafl.errors import BadInput
 
-__all__ = ["apply_overrides", "from_words", "merged", "plain", "put", "read_toml", "without_none"]
-
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a recipe file."""

@@ -11,8 +11,6 @@ from pathlib import Path
 from personafl.report.load import Run, Source, read_text
 from personafl.storage.rundir import resume_command
 
-__all__ = ["RecipeText", "Standing", "command_of", "facts", "recipes", "resume_commands", "standings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeText:

@@ -15,8 +15,6 @@ from personafl.errors import StorageFailed
 from personafl.report.svg import COLOURS, opened, safe, wide
 from personafl.report.ticks import Axis, linear_axis, log_axis
 
-__all__ = ["Chart", "Series", "write_chart"]
-
 MARGIN = 24.0
 SHAPES = ("circle", "square", "triangle", "diamond", "ring")
 SWATCH, GAP, ROW = 30.0, 18.0, 20.0  # of the legend

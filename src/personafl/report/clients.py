@@ -12,8 +12,6 @@ from personafl.report.gains import last_model
 from personafl.report.load import Run
 from personafl.report.table import MODELS
 
-__all__ = ["client_table"]
-
 LINES = 6000  # of all runs together
 TEXTS = {"method": "method", "name": "client", "clients": "group", "device": "device"}
 COUNTS = {"seed": "seed", "server": "server", "train": "train", "test": "test"}

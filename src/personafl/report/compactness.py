@@ -9,8 +9,6 @@ from personafl.report.curves import by_label, joined, ready
 from personafl.report.figure import Choice, Figure, View, in_two_widths, panels
 from personafl.report.load import Run, Values
 
-__all__ = ["form_figures"]
-
 TENSORS = 8  # with a line each
 LEVELS = 16  # centers with a line each
 PANELS = 24

@@ -11,8 +11,6 @@ from personafl.report.figure import Choice, Figure, View, in_two_widths
 from personafl.report.load import Run, Values
 from personafl.report.table import last_models
 
-__all__ = ["cost_figures"]
-
 AXES = {
     "size": ("size on the device", "kB that the model takes on a device"),
     "bytes": ("bytes sent", "MB sent in the whole run, up and down"),

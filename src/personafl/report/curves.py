@@ -14,8 +14,6 @@ from personafl.report.chart import Chart, Series
 from personafl.report.figure import Choice, Figure, View, in_two_widths
 from personafl.report.load import Run
 
-__all__ = ["by_label", "curve_figures", "joined", "ready", "timelines"]
-
 AXES = {"round": "round", "seconds": "seconds of training", "bytes": "MB sent, up and down", "time": "virtual time"}
 CHOICES = {"round": "per round", "seconds": "per second", "bytes": "per byte sent", "time": "per virtual time"}
 MEASURES = {

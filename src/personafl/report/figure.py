@@ -9,8 +9,6 @@ from markupsafe import Markup
 
 from personafl.report.chart import Chart
 
-__all__ = ["NARROW", "WIDE", "Choice", "Figure", "Section", "View", "both", "in_two_widths", "panels"]
-
 WIDE, NARROW, PANEL = 800.0, 350.0, 300.0  # of a desktop, of a phone, of one of several
 
 

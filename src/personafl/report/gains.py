@@ -16,8 +16,6 @@ from personafl.report.load import Run
 from personafl.report.spread import Box, Violin, boxes, violins
 from personafl.report.table import MODELS, last_models, percent
 
-__all__ = ["Client", "clients_of", "gain_figures", "last_model", "spread_figures"]
-
 POINTS = 300  # in a panel at most
 ALL_POINTS = 2000  # in all panels of a view, so that the page of many methods stays small
 GAINED, HURT, SAME = 0, 1, 7  # colours and shapes of the charts

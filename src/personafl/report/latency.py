@@ -12,8 +12,6 @@ from rich.text import Text
 from personafl.latency.waiting import Waiting
 from personafl.report.chart import Chart, Series
 
-__all__ = ["waiting_chart", "waiting_tables"]
-
 
 def waiting_tables(waiting: Waiting, about: str) -> Iterator[RenderableType]:
     """Yield a table of the choices, the proposal, and what the columns mean; `about` says what takes time."""

@@ -19,8 +19,6 @@ from personafl.runs.result import Result
 from personafl.storage.files import read_json
 from personafl.storage.rundir import COMPARISON_FILE, RunDirectory
 
-__all__ = ["Run", "Source", "Values", "load", "read_text"]
-
 Values = dict[str, Any]
 # Of a row of a result, what the page shows.
 NEEDED = ("method", "seed", "model", "clients", "split", "count", "accuracy", "worst_decile", "share_hurt", "quantiles")

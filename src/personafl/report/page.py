@@ -34,8 +34,6 @@ from personafl.report.table import legend, lines, titled, titles
 from personafl.storage.files import atomic_write
 from personafl.storage.rundir import PAGE_FILE
 
-__all__ = ["page_of", "write_page"]
-
 
 def write_page(paths: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of runs and comparisons and return its path: `out`, or report.html in the one directory."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from personafl.report.load import Run, Source, Values
 
-__all__ = ["State", "changed_at", "overall", "states"]
-
 RECENT = 20  # rounds by which the speed is reckoned
 
 

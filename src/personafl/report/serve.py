@@ -15,8 +15,6 @@ from personafl.report.load import Source, load
 from personafl.report.page import page_of
 from personafl.report.progress import changed_at
 
-__all__ = ["served"]
-
 HOST = "127.0.0.1"  # nobody else can see it
 
 

@@ -12,8 +12,6 @@ from personafl.report.figure import NARROW, WIDE, Figure, View, both
 from personafl.report.load import Run
 from personafl.report.svg import COLOURS, GREY, opened, rect, shortened, text, wide
 
-__all__ = ["split_figures"]
-
 TOP = 22.0  # pixels above the cells
 
 

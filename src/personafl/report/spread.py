@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from personafl.report.svg import COLOURS, GREY, opened, rect, safe, text
 from personafl.report.ticks import Axis, linear_axis
 
-__all__ = ["Box", "Violin", "boxes", "density", "violins"]
-
 Reals = NDArray[np.float64]
 ROW, LABEL, EDGE = 58.0, 18.0, 14.0  # pixels: a row, the label above its picture, free on both sides
 DOTS = 1500  # in all rows

@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from html import escape
 
-__all__ = ["COLOURS", "GREY", "opened", "rect", "safe", "shortened", "text", "wide"]
-
 # Told apart without colour vision by lightness, and by the shape of the marker.
 COLOURS = ("#315a94", "#d9822b", "#2a8c6a", "#a3367a", "#0a2452", "#7494c4", "#8a5a14", "#6b7280")
 GREY = "#8a8f98"

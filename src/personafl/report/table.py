@@ -10,23 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "MODELS",
-    "Line",
-    "amount",
-    "groups",
-    "has_words",
-    "heading",
-    "last_models",
-    "legend",
-    "lines",
-    "mean",
-    "models_of",
-    "percent",
-    "titled",
-    "titles",
-]
-
 Row = dict[str, Any]  # of a result
 MODELS = ("global", "personal", "tuned", "chosen")
 

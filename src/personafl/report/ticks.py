@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Axis", "linear_axis", "log_axis"]
-
 NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 

@@ -16,8 +16,6 @@ from personafl.report.about import resume_commands
 from personafl.report.load import load
 from personafl.report.progress import State, changed_at, overall, states
 
-__all__ = ["view", "watch"]
-
 SECONDS = 1.0  # between two looks
 QUIET = 60.0  # seconds without a new round after which to wonder
 MOST = 20  # lines

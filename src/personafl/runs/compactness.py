@@ -13,8 +13,6 @@ from personafl.runs.sizes import packed_models
 from personafl.simulate.simulator import Simulation
 from personafl.storage.modelfile import compacted
 
-__all__ = ["observe"]
-
 Clients = NDArray[np.int64]
 CLIENTS = 20  # of each kind of device; packing all of many would take longer than the rounds
 

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["Stop", "polite_stop"]
-
 
 class Stop:
     """Whether a stop was asked for."""

@@ -22,14 +22,12 @@ from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.scoring import SHARES, Scored
 from personafl.runs.sizes import Size
-from personafl.simulate.simulator import Federation
+from personafl.simulate.federation import Federation
 from personafl.storage.files import read_json
 from personafl.storage.rundir import Checkpoint
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["Result", "chosen", "make_result"]
 
 Groups = Mapping[str, Mapping[tuple[str, str], Scores]]  # clients -> (model, split) -> per-client scores
 

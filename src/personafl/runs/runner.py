@@ -51,16 +51,15 @@ from personafl.simulate.buffered import make_buffer
 from personafl.simulate.calibrate import calibrated
 from personafl.simulate.cloud import make_cloud, make_simulation
 from personafl.simulate.engine import Engine
+from personafl.simulate.federation import Federation
 from personafl.simulate.hardware import named_device, placed, set_arithmetic
-from personafl.simulate.simulator import Federation, Round, Simulation
+from personafl.simulate.simulator import Round, Simulation
 from personafl.simulate.workers.local import on_other_machines
 from personafl.storage.files import atomic_write, read_json, write_json
 from personafl.storage.rundir import Checkpoint, RunDirectory, resume_command
 from personafl.storage.store import Store
 
 START_FILE = "global.safetensors"
-
-__all__ = ["Job", "Note", "Progress", "Tuning", "prepare", "run_job"]
 
 
 @dataclass(frozen=True)

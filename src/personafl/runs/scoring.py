@@ -25,8 +25,6 @@ from personafl.simulate.simulator import Simulation
 from personafl.simulate.trainer import bound
 from personafl.storage.store import Store
 
-__all__ = ["SHARES", "Scored", "score", "tune", "tuned_states"]
-
 Clients = NDArray[np.int64]
 T = TypeVar("T", Scores, Gains)
 SHARES = (0.25, 0.5, 0.75)  # of the personal model, in the blends that a device may choose

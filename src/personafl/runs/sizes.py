@@ -16,8 +16,6 @@ from personafl.simulate.simulator import Simulation
 from personafl.storage.modelfile import compacted
 from personafl.storage.store import Store
 
-__all__ = ["Size", "measure", "packed_models"]
-
 Clients = NDArray[np.int64]
 
 

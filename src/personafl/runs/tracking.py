@@ -22,8 +22,6 @@ from personafl.storage.files import read_json, write_json
 if TYPE_CHECKING:
     from personafl.recipe.recipe import Recipe
 
-__all__ = ["Sink", "SinkName", "Tracker", "check_tracking"]
-
 SinkName = Literal["tensorboard", "mlflow", "wandb"]
 Values = dict[str, float]
 

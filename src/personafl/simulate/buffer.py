@@ -30,8 +30,6 @@ from personafl.core import rng
 from personafl.errors import BadInput
 from personafl.recipe.cloud import TimesSection, check_no_cohorts
 
-__all__ = ["Arrival", "Buffer", "BufferSection", "Update", "check_buffer"]
-
 Clients = NDArray[np.int64]
 Positive = Annotated[int, Field(ge=1)]
 

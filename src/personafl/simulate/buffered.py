@@ -38,12 +38,11 @@ from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.simulate.buffer import Arrival, Buffer, BufferSection, Update, check_size
 from personafl.simulate.engine import local_steps
-from personafl.simulate.simulator import Federation, Round, Simulation
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Round, Simulation
 from personafl.simulate.trainer import StatesOnNodes
 from personafl.simulate.workers.nodestore import NodeStore
 from personafl.storage.store import Store
-
-__all__ = ["BufferedSimulation", "make_buffer"]
 
 Clients = NDArray[np.int64]
 

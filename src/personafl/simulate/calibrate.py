@@ -28,8 +28,6 @@ from personafl.simulate.trainer import bound
 from personafl.simulate.workers.local import one_thread
 from personafl.storage.files import atomic_write, read_json, write_json
 
-__all__ = ["calibrated", "in_doubt", "measure"]
-
 _SMALL = 2**16  # parameters up to which a network without convolutions is stacked unseen
 _CLIENTS, _STEPS = 4, 2  # that are timed
 _BUDGET = 0.15  # seconds for one strategy, after a first time that warms up

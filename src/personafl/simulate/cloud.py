@@ -39,12 +39,11 @@ from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.simulate.buffered import BufferedSimulation
 from personafl.simulate.engine import local_steps
+from personafl.simulate.federation import Federation
 from personafl.simulate.servers import Cloud
-from personafl.simulate.simulator import Federation, Round, Simulation, Trained
+from personafl.simulate.simulator import Round, Simulation, Trained
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
-
-__all__ = ["CloudSimulation", "journal", "make_cloud", "make_simulation", "mixed", "with_own", "without_own"]
 
 Clients = NDArray[np.int64]
 Weights = NDArray[np.float64]

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from personafl.core import rng
 
-__all__ = ["Sampling", "draw_cohort", "draw_offline"]
-
 Sampling = Literal["exact", "bernoulli"]
 _BLOCK = 2**16  # clients hashed at a time: what a processor's cache holds
 

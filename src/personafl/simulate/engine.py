@@ -28,8 +28,6 @@ from personafl.fast.graphs import Graphs
 from personafl.fast.rounding import rounded_products
 from personafl.fast.stack import Stack, stacked
 
-__all__ = ["Engine", "Strategy", "gather", "local_steps", "paces", "samples_of", "steps_of"]
-
 Strategy = Literal["stacked", "sequential"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
 _CACHED = 2**23  # bytes of stacked weights that a processor's cache holds from one step to the next

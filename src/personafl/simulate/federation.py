@@ -19,8 +19,6 @@ from personafl.simulate.engine import Engine
 from personafl.simulate.servers import Cloud
 from personafl.simulate.workers.local import Count
 
-__all__ = ["Federation"]
-
 Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
 

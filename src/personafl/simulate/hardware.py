@@ -12,8 +12,6 @@ from personafl.data.federated import FederatedData
 from personafl.data.window import Window
 from personafl.errors import BadInput
 
-__all__ = ["named_device", "placed", "set_arithmetic"]
-
 _TOGETHER = 1024  # clients that are trained at the same time at most
 
 

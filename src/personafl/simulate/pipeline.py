@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from personafl.core.batches import Data
 
-__all__ = ["Ahead"]
-
 Clients = NDArray[np.int64]
 T = TypeVar("T")
 

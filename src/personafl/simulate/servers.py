@@ -13,8 +13,6 @@ from personafl.cloud.protocol import Coordinator
 from personafl.cloud.topology import Topology, Weights, full, matrices
 from personafl.recipe.cloud import CloudSection
 
-__all__ = ["Cloud", "coordinator_of"]
-
 Clients = NDArray[np.int64]
 
 

@@ -30,8 +30,6 @@ from personafl.simulate.workers.nodestore import NodeStore
 from personafl.simulate.workers.order import begun_order, in_order
 from personafl.storage.store import Store
 
-__all__ = ["Federation", "Round", "Simulation", "Trained"]
-
 Clients = NDArray[np.int64]
 _WAITING = 16  # chunks that may wait for an earlier one,
 _ROOM = 2**28  # and the bytes that they may take

@@ -17,8 +17,6 @@ from personafl.simulate.engine import gather
 from personafl.simulate.federation import Federation
 from personafl.storage.slab import Clients, Entry
 
-__all__ = ["Chunk", "Done", "Known", "StatesOnNodes", "Trainer", "bound"]
-
 _SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from personafl.errors import BadInput, StorageFailed
 
-__all__ = ["append", "atomic_write", "cut", "read_json", "reserve", "storage", "sync", "write_json"]
-
 
 @contextlib.contextmanager
 def storage(path: Path) -> Iterator[None]:

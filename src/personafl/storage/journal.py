@@ -16,8 +16,6 @@ from personafl.errors import BadInput
 from personafl.storage.files import append, cut, storage
 from personafl.storage.rundir import RunDirectory
 
-__all__ = ["Journal", "Journaled"]
-
 
 class Journal:
     """Appends to one file, and reads it back."""

@@ -30,22 +30,6 @@ from personafl.models import MODELS, AdapterKind, make_net_and_split
 from personafl.models.factored import factorize
 from personafl.options import import_path
 
-__all__ = [
-    "Card",
-    "Network",
-    "Normalized",
-    "Part",
-    "assembled",
-    "bits_of",
-    "card_of",
-    "compacted",
-    "described",
-    "load_model",
-    "low_rank",
-    "pack",
-    "summed",
-]
-
 FORMAT, VERSION = "personafl model", 1
 _REMEDY = "give a file that personafl export wrote"
 

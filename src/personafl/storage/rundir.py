@@ -29,16 +29,6 @@ from typing import Any
 from personafl.errors import BadInput
 from personafl.storage.files import append, atomic_write, cut, read_json, storage, sync, write_json
 
-__all__ = [
-    "COMPARISON_FILE",
-    "PAGE_FILE",
-    "Checkpoint",
-    "RunDirectory",
-    "claim_name",
-    "refuse_existing",
-    "resume_command",
-]
-
 COMPARISON_FILE = "comparison.toml"  # of a directory that has the runs of a comparison
 PAGE_FILE = "report.html"
 

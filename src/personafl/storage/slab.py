@@ -18,8 +18,6 @@ from torch import Tensor
 from personafl.errors import BadInput
 from personafl.storage.files import reserve, storage, sync
 
-__all__ = ["Clients", "Entry", "Layout", "Slab", "layout_of"]
-
 Clients = NDArray[np.int64]
 Rows = NDArray[np.int32]
 Bytes = NDArray[np.uint8]

@@ -26,8 +26,6 @@ from personafl.errors import BadInput
 from personafl.storage.files import atomic_write, storage
 from personafl.storage.slab import Clients, Entry, Layout, Slab, layout_of
 
-__all__ = ["States", "Store"]
-
 # Where a client's state is (slab 0: nowhere), and the first index that refers to that row.
 _PLACE = np.dtype([("slab", np.int32), ("row", np.int32), ("index", np.int32)])
 

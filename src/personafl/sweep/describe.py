@@ -13,8 +13,6 @@ from rich.text import Text
 from personafl.sweep.search import Sweep
 from personafl.sweep.study import Trial
 
-__all__ = ["sweep_tables", "trial_line"]
-
 ROWS = 10  # of the table; trials.csv has them all
 
 

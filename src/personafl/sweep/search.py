@@ -44,8 +44,6 @@ from personafl.storage.rundir import RunDirectory, refuse_existing, resume_comma
 from personafl.sweep.study import Study, Trial, check_installed
 from personafl.sweep.worker import Done, Score, Task, serve
 
-__all__ = ["Listener", "Sweep", "load_sweep", "resume_sweep", "sweep"]
-
 Listener = Callable[[Trial, int, int], None]  # a trial that ended, how many have, of how many
 _POLL = 0.2  # seconds between two looks at whether the user wants to stop
 

@@ -23,8 +23,6 @@ from personafl.storage.files import cut, storage
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Study", "Trial", "check_installed"]
-
 JOURNAL = "journal.log"
 State = Literal["done", "pruned", "failed", "running"]
 

@@ -27,8 +27,6 @@ from personafl.runs.result import Result
 from personafl.runs.runner import Listener, Note, Progress, Tuning
 from personafl.simulate.workers.local import end_with_parent, share_cores
 
-__all__ = ["Done", "Score", "Task", "serve", "validation_accuracy"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from personafl.data.sources.dataset import Dataset, checked, images_to_float
 from personafl.errors import BadInput
 
-__all__ = ["cifar_batches", "read_cifar"]
-
 TRAIN = (*(f"data_batch_{number}" for number in range(1, 6)), "train")
 TEST = ("test_batch", "test")
 META = ("batches.meta", "meta")

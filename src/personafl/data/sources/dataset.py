@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from personafl.errors import BadInput
 
-__all__ = ["Dataset", "TextOptions", "checked", "images_to_float"]
-
 Ints = NDArray[np.int64]
 Array = NDArray[np.generic]
 

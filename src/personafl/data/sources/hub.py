@@ -12,8 +12,6 @@ from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked,
 from personafl.data.sources.text import hashed_words
 from personafl.errors import BadInput
 
-__all__ = ["read_hub"]
-
 IMAGES = ("image", "img", "images", "x", "pixels")
 TEXTS = ("text", "sentence", "content")
 LABELS = ("label", "labels", "fine_label", "character", "y")

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from personafl.data.sources.dataset import Dataset, checked, images_to_float
 from personafl.errors import BadInput
 
-__all__ = ["idx_images", "read_idx"]
-
 
 def idx_images(folder: Path) -> list[Path]:
     """Return the idx image files of a folder."""

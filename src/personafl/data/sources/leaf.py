@@ -19,8 +19,6 @@ from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked
 from personafl.data.sources.text import hashed_words
 from personafl.errors import BadInput
 
-__all__ = ["leaf_files", "read_leaf"]
-
 
 def leaf_files(folder: Path) -> list[tuple[Path, int]]:
     """Return the JSON files of a folder with their half: those in train/ 0, in test/ 1, or all of a flat folder 0."""

@@ -11,8 +11,6 @@ from personafl.data.sources.dataset import Dataset, TextOptions, checked
 from personafl.data.sources.text import hashed_words
 from personafl.errors import BadInput
 
-__all__ = ["read_news"]
-
 
 def read_news(path: Path, options: TextOptions) -> Dataset:
     """Read one .csv, or a folder with train.csv, test.csv and optionally classes.txt (one name per line)."""

@@ -21,8 +21,6 @@ from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked,
 from personafl.data.sources.text import characters, frequent_words, hashed_words, windows
 from personafl.errors import BadInput
 
-__all__ = ["read_npz"]
-
 Arrays = Mapping[str, Array]
 
 

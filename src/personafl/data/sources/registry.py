@@ -16,8 +16,6 @@ from personafl.data.sources.news import read_news
 from personafl.data.sources.npz import read_npz
 from personafl.errors import BadInput, did_you_mean
 
-__all__ = ["SOURCES", "Source", "load_dataset"]
-
 
 @dataclass(frozen=True)
 class Source:

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from personafl.data.sources.dataset import TextOptions
 
-__all__ = ["characters", "frequent_words", "hashed_words", "windows"]
-
 Ints = NDArray[np.int64]
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 

@@ -30,8 +30,6 @@ from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.storage.files import atomic_write, storage
 
-__all__ = ["Own", "deal", "dealt_rows", "load_own"]
-
 _FORMAT = "personafl data 1"
 _SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 

@@ -37,8 +37,6 @@ from personafl.deploy.pki import Files
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 
-__all__ = ["DeviceConfig", "run_device"]
-
 T = TypeVar("T")
 Listener = Callable[[str], None]
 _RECIPE_BYTES = 2**20

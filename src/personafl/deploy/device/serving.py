@@ -29,8 +29,6 @@ from personafl.storage.files import atomic_write
 from personafl.storage.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
 from personafl.storage.store import Store
 
-__all__ = ["MODEL_FILE", "Kept", "Predicted", "keep_best", "predict"]
-
 MODEL_FILE = "model.safetensors"
 _BATCH = 1024
 

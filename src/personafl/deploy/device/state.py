@@ -22,8 +22,6 @@ from personafl.core import wire
 from personafl.errors import BadInput
 from personafl.storage.files import atomic_write, storage
 
-__all__ = ["DeviceState", "Pending"]
-
 Entry = dict[str, Tensor]  # a state, flattened to {path: tensor}
 _FORMAT = "personafl device 1"
 

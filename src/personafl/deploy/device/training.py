@@ -18,8 +18,6 @@ from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import Job, prepare
 from personafl.simulate.simulator import Simulation
 
-__all__ = ["DeviceSimulation", "LocalClient"]
-
 
 class DeviceSimulation(Simulation):
     """A simulation of one client, whose server is elsewhere: what that sent last is in `received`."""

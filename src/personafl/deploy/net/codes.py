@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Code", "Refused"]
-
 
 class Code(StrEnum):
     """Why something was refused. The names are part of the protocol: logs, replies and tests use them."""

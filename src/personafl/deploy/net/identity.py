@@ -20,8 +20,6 @@ from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.pki import NUMBER_URI, role_of
 from personafl.errors import BadInput
 
-__all__ = ["Identity", "Revocations", "identify"]
-
 
 @dataclass(frozen=True)
 class Identity:

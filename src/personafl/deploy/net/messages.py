@@ -14,42 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from personafl.deploy.net.codes import Code, Refused
 
-__all__ = [
-    "HEADER_BYTES",
-    "VERSION",
-    "Accepted",
-    "Alive",
-    "Announce",
-    "Await",
-    "Beat",
-    "Enrolled",
-    "Envelope",
-    "Finished",
-    "Have",
-    "Held",
-    "Hello",
-    "Join",
-    "Joined",
-    "Knock",
-    "Leave",
-    "Left",
-    "Message",
-    "Part",
-    "Proceed",
-    "Pull",
-    "Refusal",
-    "Report",
-    "Said",
-    "Status",
-    "Task",
-    "Update",
-    "Wait",
-    "Welcome",
-    "digest_of",
-    "header",
-    "parse",
-]
-
 VERSION = 1
 HEADER_BYTES = 64 * 2**10
 

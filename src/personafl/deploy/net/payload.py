@@ -17,8 +17,6 @@ from personafl.core.tree import Tree
 from personafl.deploy.net.codes import Code, Refused
 from personafl.errors import BadInput
 
-__all__ = ["check_declared", "most_bytes", "opened", "opened_update"]
-
 T = TypeVar("T")
 _BROKEN = (RuntimeError, TypeError, ValueError, IndexError, OverflowError, BadInput)
 

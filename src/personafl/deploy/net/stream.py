@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.messages import HEADER_BYTES, Envelope, Message, Part, Said, digest_of, header, parse
 
-__all__ = ["CHUNK", "FRAME_BYTES", "Cap", "Partials", "frames", "receive"]
-
 CHUNK = 2**20
 FRAME_BYTES = CHUNK + HEADER_BYTES  # the largest that gRPC lets through
 Cap = Callable[[str], int]  # kind of message -> most bytes of its payload

@@ -22,8 +22,6 @@ from personafl.deploy.net.stream import FRAME_BYTES, Cap, Partials, frames, rece
 from personafl.deploy.pki import Files
 from personafl.errors import BadInput
 
-__all__ = ["Channel", "Handle", "OnRefusal", "Unreachable", "serve"]
-
 Handle = Callable[[Identity, Said], Awaitable[Said]]
 OnRefusal = Callable[[str, Refused], None]  # (whose message, why): for the log
 

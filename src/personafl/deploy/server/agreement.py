@@ -20,9 +20,7 @@ from personafl.deploy.server.rounds import upload_like
 from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
-from personafl.simulate.simulator import Federation
-
-__all__ = ["Sum", "cloud_name", "deployable_cloud", "fingerprint", "home_of", "place_of", "sum_like", "without_cloud"]
+from personafl.simulate.federation import Federation
 
 _AGREED: dict[str, Any] = {
     **dict.fromkeys(("rounds", "seed", "method", "training", "model", "federation", "devices", "uplink"), True),

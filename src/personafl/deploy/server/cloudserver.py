@@ -48,8 +48,6 @@ from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import with_own, without_own
 
-__all__ = ["CloudRounds", "CloudServerConfig", "run_cloud_server"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CloudServerConfig(ServerConfig):

@@ -39,8 +39,6 @@ from personafl.storage.journal import Journaled
 from personafl.storage.rundir import Checkpoint
 from personafl.storage.store import Store
 
-__all__ = ["Coordination", "Mixed"]
-
 
 @dataclass(frozen=True)
 class Mixed:

@@ -34,8 +34,6 @@ from personafl.deploy.server.agreement import cloud_name, place_of
 from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.service import PATIENCE, Answering, Event, Listener, Listening
 
-__all__ = ["run_coordinator"]
-
 T = TypeVar("T")
 
 

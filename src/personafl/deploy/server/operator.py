@@ -11,8 +11,6 @@ from personafl.deploy.net.transport import Channel, Unreachable
 from personafl.deploy.pki import Files
 from personafl.errors import BadInput
 
-__all__ = ["ask_status"]
-
 _REPORT_BYTES = 2**24
 
 

@@ -36,13 +36,12 @@ from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import START_FILE, prepare
 from personafl.simulate.cohort import draw_cohort
-from personafl.simulate.simulator import Federation, Simulation
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Simulation
 from personafl.storage.files import atomic_write, storage, write_json
 from personafl.storage.journal import Journal, Journaled
 from personafl.storage.rundir import Checkpoint, RunDirectory
 from personafl.storage.store import Store
-
-__all__ = ["Closed", "Member", "Rounds", "deployable", "open_directory", "open_federation", "upload_like"]
 
 Clients = NDArray[np.int64]
 

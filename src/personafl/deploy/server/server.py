@@ -37,8 +37,6 @@ from personafl.deploy.net.messages import (
 from personafl.deploy.server.rounds import Closed, Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Answering, Event, Listener, Listening
 
-__all__ = ["Event", "Server", "ServerConfig", "run_server"]
-
 _AT_ONCE = 16  # updates on their way in, at their largest
 
 

@@ -25,8 +25,6 @@ from personafl.deploy.server.rounds import Closed
 from personafl.recipe.recipe import Recipe
 from personafl.storage.journal import Journal
 
-__all__ = ["LOST", "PATIENCE", "Answering", "Event", "Listener", "Listening"]
-
 T = TypeVar("T")
 LOST = 3  # heartbeats without a sign of life, after which a peer counts as gone
 PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its longest back-off

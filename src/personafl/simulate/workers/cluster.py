@@ -17,8 +17,6 @@ from personafl.simulate.workers.local import done_by
 from personafl.simulate.workers.ray_driver import RayWorkers, first_answer, nodes_of, on_node
 from personafl.simulate.workers.ray_node import in_short, pack_tensors
 
-__all__ = ["connected"]
-
 # Ray reads these when it is imported, and hands them on to what it starts.
 _ALWAYS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _CONNECTING = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # seconds to try, where something answers

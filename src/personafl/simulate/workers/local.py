@@ -33,22 +33,6 @@ from torch import Tensor
 from personafl.errors import BadInput, PersonaError
 from personafl.storage.store import States, Store
 
-__all__ = [
-    "Count",
-    "LocalWorkers",
-    "Work",
-    "WorkerFailed",
-    "Workers",
-    "cores",
-    "done_by",
-    "end_with_parent",
-    "ending",
-    "on_other_machines",
-    "one_thread",
-    "share_cores",
-    "workers_for",
-]
-
 Count = int | Literal["auto"]
 Work = Callable[[Any], Any]
 

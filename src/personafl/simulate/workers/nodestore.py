@@ -19,8 +19,6 @@ from personafl.errors import PersonaError
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import States, Store
 
-__all__ = ["HOME", "NodeStore", "Nodes", "StatesLost", "lost"]
-
 Places = NDArray[np.int16]  # nodes, by number, or:
 
 HOME = -1

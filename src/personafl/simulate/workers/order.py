@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["begun_order", "in_order"]
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from personafl.simulate.workers.ray_node import Answer, Node, NodeStates, Remote
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import Store
 
-__all__ = ["RayWorkers", "first_answer", "nodes_of", "on_node"]
-
 _AHEAD = 3  # chunks a worker that are at work, on their way or waiting for an earlier one
 _PATIENCE = 60.0  # seconds until a worker must have started
 _FAREWELL = 5.0  # seconds that the nodes have to remove the files of their states

@@ -30,8 +30,6 @@ from personafl.simulate.workers.nodestore import lost
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import Store
 
-__all__ = ["Answer", "Node", "NodeStates", "RemoteStates", "Worker", "answered", "in_short", "pack_tensors"]
-
 Answer = Any  # a ray.ObjectRef: what will be known
 
 _PIECE = 2**26  # bytes of states that are sent at a time
