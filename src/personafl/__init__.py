@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from personafl.api import Comparison, compare, resume, run
     from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
     from personafl.exports.export import Exported, export
+    from personafl.models.modelfile import load_model
     from personafl.recipe.recipe import Recipe
     from personafl.runs.result import Result
-    from personafl.storage.modelfile import load_model
 
 __all__ = [
     "BadInput",
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
         "Recipe": "personafl.recipe.recipe",
         "Result": "personafl.runs.result",
         "export": "personafl.exports.export",
-        "load_model": "personafl.storage.modelfile",
+        "load_model": "personafl.models.modelfile",
     }
     errors = {"BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed"}
     home = homes.get(name, "personafl.errors" if name in errors else "personafl.api")

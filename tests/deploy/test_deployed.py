@@ -28,10 +28,10 @@ from personafl.deploy.net.messages import Hello, Knock, Leave, Pull, Update
 from personafl.deploy.net.transport import Channel
 from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput
+from personafl.models.modelfile import card_of
 from personafl.recipe.recipe import Recipe
 from personafl.runs.runner import prepare
 from personafl.simulate.cohort import draw_cohort
-from personafl.storage.modelfile import card_of
 
 
 def outcome(made: Loopback, rounds: Rounds) -> tuple[bytes, States]:

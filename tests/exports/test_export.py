@@ -27,13 +27,13 @@ from personafl.data.build import load as load_data
 from personafl.exports.export import Exported, _file_names
 from personafl.models.cost import multiply_adds
 from personafl.models.factored import FactoredConv2d, FactoredLinear
+from personafl.models.modelfile import card_of, compacted, pack, summed
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.result import Result
 from personafl.runs.runner import prepare
 from personafl.runs.scoring import tuned_states
 from personafl.simulate.simulator import Simulation
-from personafl.storage.modelfile import card_of, compacted, pack, summed
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 

@@ -24,9 +24,9 @@ from personafl.exports.export import export
 from personafl.exports.fit import BITS, Candidate, Limits, choose, fit, parse_bits, parse_models, parse_size
 from personafl.exports.memory import round_memory
 from personafl.models import make_net
+from personafl.models.modelfile import card_of, compacted
 from personafl.recipe.devices import DeviceSection, OwnNetwork
 from personafl.runs.runner import prepare
-from personafl.storage.modelfile import card_of, compacted
 
 PLENTY = Limits(bytes=10**9)
 FEW = {"partition": {"kind": "iid", "clients": 3}}

@@ -27,8 +27,8 @@ from personafl.exports.card import model_card
 from personafl.exports.onnxfile import onnx_file
 from personafl.models import make_net
 from personafl.models.factored import FactoredConv2d, FactoredLinear
+from personafl.models.modelfile import card_of
 from personafl.runs.result import Result
-from personafl.storage.modelfile import card_of
 
 DIGITS = {"partition": {"kind": "classes", "clients": 4, "per_client": 4}}
 SMALL = {"rounds": 1, "data": DIGITS, "training": {"steps": 2}}

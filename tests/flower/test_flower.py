@@ -17,7 +17,7 @@ from personafl.core import wire
 from personafl.deploy.device.datafile import deal
 from personafl.deploy.device.state import DeviceState
 from personafl.errors import BadInput
-from personafl.storage.modelfile import card_of
+from personafl.models.modelfile import card_of
 from personafl.storage.rundir import RunDirectory
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")

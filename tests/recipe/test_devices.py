@@ -33,11 +33,11 @@ from personafl.data.build import load
 from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import Scores
 from personafl.models.cost import multiply_adds
+from personafl.models.modelfile import card_of
 from personafl.recipe.devices import DeviceSection, deal
 from personafl.runs.result import _with_choice
 from personafl.runs.runner import Job, Progress, prepare
 from personafl.runs.scoring import SHARES, Scored
-from personafl.storage.modelfile import card_of
 
 SMALL: dict[str, Any] = {
     "rounds": 3,

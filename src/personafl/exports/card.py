@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from personafl.storage.modelfile import Card
+from personafl.models.modelfile import Card
 
 _NAMES = {
     "global": "global model",

@@ -26,15 +26,7 @@ from personafl.exports.card import model_card
 from personafl.exports.facts import facts_of, net_of, sizes_of
 from personafl.exports.onnxfile import check_installed, onnx_file
 from personafl.models.cost import latency, multiply_adds
-from personafl.recipe.recipe import Recipe
-from personafl.recipe.values import read_toml
-from personafl.runs.result import Result
-from personafl.runs.runner import Job, prepare
-from personafl.runs.sizes import packed_models
-from personafl.simulate.cloud import make_simulation
-from personafl.simulate.simulator import Simulation
-from personafl.storage.files import atomic_write, read_json, storage
-from personafl.storage.modelfile import (
+from personafl.models.modelfile import (
     Card,
     Part,
     assembled,
@@ -44,6 +36,14 @@ from personafl.storage.modelfile import (
     low_rank,
     pack,
 )
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import read_toml
+from personafl.runs.result import Result
+from personafl.runs.runner import Job, prepare
+from personafl.runs.sizes import packed_models
+from personafl.simulate.cloud import make_simulation
+from personafl.simulate.simulator import Simulation
+from personafl.storage.files import atomic_write, read_json, storage
 from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, resume_command
 from personafl.storage.store import Store
 

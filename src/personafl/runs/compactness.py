@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core import wire
+from personafl.models.modelfile import compacted
 from personafl.runs.sizes import packed_models
 from personafl.simulate.simulator import Simulation
-from personafl.storage.modelfile import compacted
 
 Clients = NDArray[np.int64]
 CLIENTS = 20  # of each kind of device; packing all of many would take longer than the rounds

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from personafl.core import tree, wire
 from personafl.core.algorithm import packed
 from personafl.core.tree import Tree
+from personafl.models.modelfile import compacted
 from personafl.runs.scoring import tuned_states
 from personafl.simulate.simulator import Simulation
-from personafl.storage.modelfile import compacted
 from personafl.storage.store import Store
 
 Clients = NDArray[np.int64]

@@ -22,11 +22,11 @@ from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
 from personafl.exports.card import model_card
 from personafl.exports.facts import facts_of, net_of, sizes_of
+from personafl.models.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
 from personafl.runs.result import chosen
 from personafl.runs.scoring import Scored, score, tune
 from personafl.runs.sizes import packed_models
 from personafl.storage.files import atomic_write
-from personafl.storage.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
 from personafl.storage.store import Store
 
 MODEL_FILE = "model.safetensors"

@@ -1,0 +1,84 @@
+"""The house is as CONTRIBUTING.md draws it: imports go down only, and nothing in it is too long to read."""
+
+from pathlib import Path
+
+from house import ROOT, Module, cycles, depth, imports_of, joined, modules_of, picture
+
+MODULES = modules_of(ROOT / "src" / "personafl")
+IMPORTS = imports_of(MODULES)
+LINES = picture((ROOT / "CONTRIBUTING.md").read_text())
+KNOWN = {  # to be mended
+    "core.augment -> fast.stack",
+    "core.batches -> fast.stack",
+    "core.descend -> fast.frozen",
+    "core.descend -> fast.gradient",
+    "core.descend -> fast.span",
+    "core.descend -> fast.stack",
+    "core.losses -> fast.stack",
+    "core.net -> fast.gradient",
+    "core.net -> fast.rounding",
+    "core.objective -> fast.stack",
+    "core.tree -> fast.stack",
+    "recipe.recipe -> runs.tracking",
+    "recipe.recipe -> simulate.buffer",
+    "recipe.recipe runs.tracking",
+    "core fast",
+    "recipe runs simulate simulate.workers",
+    "deploy.server.rounds",
+    "runs.runner",
+    "runs.runner.prepare",
+}
+
+
+def test_the_picture_has_every_room_once() -> None:
+    drawn = [room for line in LINES for room in line]
+    assert sorted(drawn) == sorted({module.room for name, module in MODULES.items() if name})
+
+
+def test_imports_go_down() -> None:
+    height = {room: at for at, line in enumerate(LINES) for room in line}
+    pairs = {(MODULES[name], MODULES[other]) for name, others in IMPORTS.items() for other in others if name}
+    assert {
+        f"{one.name} -> {other.name}"
+        for one, other in pairs
+        if one.room != other.room and height[one.room] >= height[other.room]
+    } <= KNOWN
+
+
+def test_no_module_and_no_package_is_in_a_cycle() -> None:
+    packages = joined(IMPORTS, {name: module.package for name, module in MODULES.items()})
+    assert {" ".join(part) for graph in (IMPORTS, packages) for part in cycles(graph)} <= KNOWN
+
+
+def test_files_and_functions_are_short() -> None:
+    files = {name for name, module in MODULES.items() if module.lines > 400}
+    functions = {f"{name}.{f}" for name, module in MODULES.items() for f, lines in module.functions() if lines > 60}
+    assert files | functions <= KNOWN
+
+
+def test_the_house_is_seen_with_its_faults(tmp_path: Path) -> None:
+    """An import counts in a function and for types; a cycle is found through others; the depth takes it as one."""
+    files = {
+        "__init__": "from personafl.errors import Bad",
+        "errors": "",
+        "low/__init__": "",
+        "low/a": "def f():\n    from personafl.low.b import x",
+        "low/b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from personafl.high.c import y",
+        "high/__init__": "",
+        "high/c": "import personafl.low.a\nfrom personafl import __version__, errors",
+    }
+    for name, source in files.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    modules = modules_of(tmp_path)
+    graph = imports_of(modules)
+    assert graph["high.c"] == {"low.a", "errors"}
+    assert cycles(graph) == [["high.c", "low.a", "low.b"]]
+    assert cycles(joined(graph, {name: module.package for name, module in modules.items()})) == [["high", "low"]]
+    assert depth(graph) == 2
+    assert list(Module("low.a", tmp_path / "low" / "a.py").functions()) == [("f", 2)]
+    assert picture("## The rooms\n\n    high/  api.py   words a/ b\n    low/\n\n## Next\n\n    x/\n") == [
+        ["high/", "api.py"],
+        ["low/"],
+    ]
