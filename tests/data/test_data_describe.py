@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from personafl.data import DataConfig, FederatedData, describe, federate, picture
+from personafl.data import DataConfig, FederatedData, describe, federate
 from personafl.data.describe import sketch
 from personafl.data.sources.dataset import checked
 from personafl.errors import StorageFailed
+from personafl.report.split import write_split
 
 
 def toy(clients: int, classes: int, *, names: tuple[str, ...] = ()) -> FederatedData:
@@ -53,11 +54,11 @@ def test_terminal_fits_many_clients_and_classes() -> None:
 def test_picture_is_well_formed_and_complete(tmp_path: Path, clients: int, classes: int) -> None:
     names = tuple(f"<{c}> & \x07" for c in range(classes))
     data = toy(clients, classes, names=names)
-    picture(data, tmp_path / "a.svg")
+    write_split(data, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text("utf-8")
     root = ElementTree.fromstring(text)
     assert root.tag.endswith("svg")
-    for word in ("toy &lt;&amp;&gt;", "client", "class", "training samples", data.fingerprint[:12], "unseen"):
+    for word in ("toy &lt;&amp;&gt;", "client", "class", "samples", data.fingerprint[:12], "unseen"):
         assert word in text
     assert "href" not in text
     if clients > 120:
@@ -79,4 +80,4 @@ def test_sketch_has_the_shares_of_the_clients_it_names(clients: int, classes: in
 
 def test_picture_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match="cannot write the picture"):
-        picture(toy(3, 2), tmp_path / "missing" / "a.svg")
+        write_split(toy(3, 2), tmp_path / "missing" / "a.svg")

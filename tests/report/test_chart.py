@@ -102,7 +102,7 @@ def test_the_file_is_well_formed_whatever_the_text_and_repeats(tmp_path: Path) -
 
 
 def test_a_chart_that_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(StorageFailed, match="cannot write the chart"):
+    with pytest.raises(StorageFailed, match="cannot write the picture"):
         write_chart(chart(Series(label="s", x=[1], y=[1])), tmp_path / "missing" / "a.svg")
     with pytest.raises(ValueError, match="needs a point"):
         chart(Series(label="s", x=[math.nan], y=[1])).svg()

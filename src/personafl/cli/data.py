@@ -21,13 +21,13 @@ def describe(
     """Print and draw how clients share a dataset."""
     from personafl.data.build import load
     from personafl.data.describe import describe as print_shares
-    from personafl.data.describe import picture
+    from personafl.report.split import write_split
 
     recipe = parsed(words, dataset, partition, also={"seed": seed})
     data = load(recipe.data, recipe.seed)
     print_shares(data, out)
     if svg is not None:
-        picture(data, svg)
+        write_split(data, svg)
         err.print(f"picture: {svg}")
 
 

@@ -2,7 +2,7 @@
 
 from personafl.data.build import federate, load
 from personafl.data.config import DataConfig, parse_partition
-from personafl.data.describe import describe, picture
+from personafl.data.describe import describe
 from personafl.data.federated import FederatedData, Ragged
 from personafl.data.sources import SOURCES, Dataset, Source, TextOptions, load_dataset
 
@@ -19,5 +19,4 @@ __all__ = [
     "load",
     "load_dataset",
     "parse_partition",
-    "picture",
 ]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from personafl.errors import StorageFailed
-from personafl.report.svg import COLOURS, opened, safe, wide
+from personafl.report.svg import COLOURS, document, opened, safe, wide, write_svg
 from personafl.report.ticks import Axis, linear_axis, log_axis
 
 MARGIN = 24.0
@@ -59,18 +58,7 @@ class Chart:
         """Return the chart as the text of an SVG file."""
         layout = _Layout(width=720.0, plot=320.0, head=64.0 if self.subtitle else 46.0)
         frame = _framed(self, layout)
-        width, height = layout.width, frame.bottom + 62
-        parts = [f'<text x="{MARGIN:g}" y="52" fill="#555">{safe(self.subtitle)}</text>'] if self.subtitle else []
-        parts += self._drawn(layout, frame)
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-            f'height="{height:.0f}" role="img" font-family="system-ui, sans-serif" font-size="11" fill="#333">\n'
-            f"<title>{safe(self.title)}</title>\n"
-            f'<rect width="100%" height="100%" fill="#fff"/>\n'
-            f'<text x="{MARGIN:g}" y="32" font-size="18" font-weight="600" fill="#111">{safe(self.title)}</text>\n'
-            + "\n".join(parts)
-            + "\n</svg>\n"
-        )
+        return document(self.title, self.subtitle, layout.width, frame.bottom + 62, self._drawn(layout, frame))
 
     def inline(self, width: float, plot: float, about: str) -> str:
         """Return the chart as part of a page, which has its titles; `about` says what it shows to who cannot see it."""
@@ -84,10 +72,7 @@ class Chart:
 
 def write_chart(chart: Chart, path: Path) -> None:
     """Write a chart as a self-contained SVG file."""
-    try:
-        path.write_text(chart.svg(), encoding="utf-8")
-    except OSError as error:
-        raise StorageFailed(f"{path}: cannot write the chart ({error.strerror}); choose another path") from None
+    write_svg(chart.svg(), path)
 
 
 @dataclass(frozen=True, kw_only=True)

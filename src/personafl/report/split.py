@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from personafl.data.describe import sketch
+from personafl.data.federated import FederatedData
 from personafl.report.figure import NARROW, WIDE, Figure, View, both
 from personafl.report.load import Run
-from personafl.report.svg import COLOURS, GREY, opened, rect, shortened, text, wide
+from personafl.report.svg import COLOURS, GREY, document, opened, rect, shortened, text, wide, write_svg
 
 TOP = 22.0  # pixels above the cells
 
@@ -29,12 +32,29 @@ def split_figures(runs: Sequence[Run]) -> list[Figure]:
             title="Who holds which classes",
             caption=f"{picture['caption']}, seed {run.seed}: the stronger the colour, the larger the share of the "
             f"client's training labels; right: its training samples.{marked}",
-            views=[View(chosen={}, picture=both(*(_drawn(picture, sizes, unseen, w, about) for w in (WIDE, NARROW))))],
+            views=[View(chosen={}, picture=both(*(_inline(picture, sizes, unseen, w, about) for w in (WIDE, NARROW))))],
         )
     ]
 
 
-def _drawn(picture: dict[str, Any], sizes: Sequence[int], unseen: set[int], width: float, about: str) -> str:
+def write_split(data: FederatedData, path: Path) -> None:
+    """Write the picture of a federated data set as a self-contained SVG file."""
+    picture, unseen = sketch(data, 120, 100), set(data.unseen.tolist())
+    parts, height = _drawn(picture, data.train.sizes[picture["client"]].tolist(), unseen, WIDE)
+    marked = f" · {len(unseen):,} unseen, marked ○" if unseen else ""
+    darkest = f"darkest: {np.max(picture['share']):.0%} of a client's training labels"
+    subtitle = f"{picture['caption']}{marked} · {darkest} · split {data.fingerprint[:12]}"
+    placed = ['<g transform="translate(24 72)">', *parts, "</g>"]
+    write_svg(document(data.name, subtitle, WIDE + 48, height + 96, placed), path)
+
+
+def _inline(picture: dict[str, Any], sizes: Sequence[int], unseen: set[int], width: float, about: str) -> str:
+    parts, height = _drawn(picture, sizes, unseen, width)
+    return opened(width, height, about) + "".join(parts) + "</svg>"
+
+
+def _drawn(picture: dict[str, Any], sizes: Sequence[int], unseen: set[int], width: float) -> tuple[list[str], float]:
+    """Return what is drawn, and how high it is."""
     share = np.asarray(picture["share"], dtype=np.float64)  # [clients, columns]
     rows, columns = share.shape
     names = [
@@ -55,7 +75,7 @@ def _drawn(picture: dict[str, Any], sizes: Sequence[int], unseen: set[int], widt
         # The root keeps small shares visible.
         parts.append(rect("cell", *place, COLOURS[0], math.sqrt(value / float(share.max())), note))
     parts += _classes([shortened(label, 8) for label in labels], left, TOP + rows * high + 14, cell)
-    return opened(width, TOP + rows * high + 22, about) + "".join(parts) + "</svg>"
+    return parts, TOP + rows * high + 22
 
 
 def _sides(

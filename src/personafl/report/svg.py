@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from html import escape
+from pathlib import Path
+
+from personafl.errors import StorageFailed
 
 # Told apart without colour vision by lightness, and by the shape of the marker.
 COLOURS = ("#315a94", "#d9822b", "#2a8c6a", "#a3367a", "#0a2452", "#7494c4", "#8a5a14", "#6b7280")
 GREY = "#8a8f98"
+
+
+def document(title: str, subtitle: str, width: float, height: float, parts: Sequence[str]) -> str:
+    """Return a picture as the text of a file of its own."""
+    below = [f'<text x="24" y="52" fill="#555">{safe(subtitle)}</text>'] if subtitle else []
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" role="img" font-family="system-ui, sans-serif" font-size="11" fill="#333">\n'
+        f"<title>{safe(title)}</title>\n"
+        f'<rect width="100%" height="100%" fill="#fff"/>\n'
+        f'<text x="24" y="32" font-size="18" font-weight="600" fill="#111">{safe(title)}</text>\n'
+        + "\n".join([*below, *parts])
+        + "\n</svg>\n"
+    )
+
+
+def write_svg(text: str, path: Path) -> None:
+    """Write a picture to a file."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageFailed(f"{path}: cannot write the picture ({error.strerror}); choose another path") from None
 
 
 def opened(width: float, height: float, about: str) -> str:
