@@ -28,7 +28,8 @@ import torch
 from personafl import Recipe
 from personafl.core import tree
 from personafl.recipe.values import apply_overrides
-from personafl.runs.runner import Job, prepare
+from personafl.runs.build import prepare
+from personafl.runs.job import Job
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.workers import ray_node
 from personafl.simulate.workers.cluster import connected

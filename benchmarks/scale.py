@@ -25,7 +25,7 @@ import torch
 
 from personafl import api
 from personafl.data.federated import FederatedData, Numbered, Ragged, make_federated
-from personafl.runs.runner import Progress
+from personafl.runs.listener import Progress
 
 POOL, CLASSES = 4096, 10
 TRAIN, TEST = 10, 1  # rows of a client

@@ -17,7 +17,7 @@ import torch
 from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.exports.memory import Memory, training_memory
 from personafl.papers import find, presets
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 
 # Of a sample: its shape, and the classes or words that there are. Then Table 10 in MB: no personal part, input, output,
 # adapter, a whole personal model.

@@ -28,7 +28,7 @@ import personafl.data.build
 import personafl.report.page  # for the children, which are forked
 from personafl import api, cli
 from personafl.recipe.values import apply_overrides
-from personafl.runs import runner
+from personafl.runs import checkpoints
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.slab import Slab
 from personafl.storage.store import Store
@@ -290,7 +290,7 @@ def both(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 def main(what: str, count: int = 20) -> None:
     torch.set_num_threads(1)
-    runner.Store = lambda directory, _, index: Store(directory, BUDGET, index)  # type: ignore[assignment,misc]
+    checkpoints.Store = lambda directory, _, index: Store(directory, BUDGET, index)  # type: ignore[assignment,misc]
     personafl.data.build.load = functools.cache(personafl.data.build.load)
     with tempfile.TemporaryDirectory() as folder:  # children inherit the data and every import
         api.compare(apply_overrides({}, COMPARISON[:-1]), methods=["ditto", "fedadam"], out=Path(folder) / "run")

@@ -18,7 +18,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.data.build import load
 from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.recipe.values import read_toml
-from personafl.runs import runner, scoring
+from personafl.runs import recording, scoring
 from personafl.runs.scoring import Scored
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
@@ -152,7 +152,7 @@ def test_some_clients_are_scored_during_training(tmp_path: Path, monkeypatch: py
         found.append(clients.tolist())
         return scoring.score(simulation, tuned, clients, *more, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner, "score", score)
+    monkeypatch.setattr(recording, "score", score)
     for method in ("ditto", "fedavg"):
         recipe = {**RECIPE, "rounds": 3, "method": {"name": method}, "evaluation": {"every": 1, "clients": 2}}
         api.run(recipe, out=tmp_path / method)

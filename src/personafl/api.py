@@ -17,8 +17,10 @@ from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
+from personafl.runs.build import prepare
+from personafl.runs.listener import Listener
+from personafl.runs.loop import run_job
 from personafl.runs.result import Result
-from personafl.runs.runner import Listener, prepare, run_job
 from personafl.storage.files import read_json
 from personafl.storage.rundir import (
     COMPARISON_FILE,

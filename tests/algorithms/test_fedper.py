@@ -15,7 +15,7 @@ from personafl.core.split import Split
 from personafl.core.tree import flatten
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.simulate.simulator import Simulation
 
 LR, STEPS, HEAD = 0.05, 3, 4

@@ -26,7 +26,7 @@ from personafl.core.optim import Adaptive, Sgd
 from personafl.core.prox import as_matrix
 from personafl.errors import BadInput, Diverged
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.simulate.engine import gather
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory

@@ -17,7 +17,7 @@ from rich.console import Console
 from personafl import cli
 from personafl.cli.display import Display, facts, finished
 from personafl.cli.tables import detail_tables, result_tables
-from personafl.runs.runner import Progress
+from personafl.runs.listener import Progress
 from personafl.simulate.simulator import Round
 
 Main = Callable[..., str]

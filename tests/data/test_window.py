@@ -15,7 +15,8 @@ from personafl.data.federated import FederatedData, Ragged
 from personafl.data.window import Window
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import Job, prepare
+from personafl.runs.build import prepare
+from personafl.runs.job import Job
 from personafl.runs.scoring import score, tune
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.hardware import placed

@@ -40,7 +40,7 @@ from personafl.deploy import pki
 from personafl.deploy.device import serving  # all that children need and that survives a fork
 from personafl.deploy.server import coordination
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.runs.scoring import score
 from personafl.simulate.cloud import CloudSimulation
 from personafl.storage.rundir import RunDirectory

@@ -32,7 +32,7 @@ from personafl.deploy import pki
 from personafl.deploy.device.datafile import deal
 from personafl.deploy.device.state import DeviceState
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store

@@ -30,7 +30,7 @@ from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput
 from personafl.models.modelfile import card_of
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.simulate.cohort import draw_cohort
 
 

@@ -30,8 +30,8 @@ from personafl.models.factored import FactoredConv2d, FactoredLinear
 from personafl.models.modelfile import card_of, compacted, pack, summed
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
+from personafl.runs.build import prepare
 from personafl.runs.result import Result
-from personafl.runs.runner import prepare
 from personafl.runs.scoring import tuned_states
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory

@@ -26,7 +26,7 @@ from personafl.exports.memory import round_memory
 from personafl.models import make_net
 from personafl.models.modelfile import card_of, compacted
 from personafl.recipe.devices import DeviceSection, OwnNetwork
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 
 PLENTY = Limits(bytes=10**9)
 FEW = {"partition": {"kind": "iid", "clients": 3}}

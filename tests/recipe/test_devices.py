@@ -35,8 +35,10 @@ from personafl.evaluate.score import Scores
 from personafl.models.cost import multiply_adds
 from personafl.models.modelfile import card_of
 from personafl.recipe.devices import DeviceSection, deal
+from personafl.runs.build import prepare
+from personafl.runs.job import Job
+from personafl.runs.listener import Progress
 from personafl.runs.result import _with_choice
-from personafl.runs.runner import Job, Progress, prepare
 from personafl.runs.scoring import SHARES, Scored
 
 SMALL: dict[str, Any] = {

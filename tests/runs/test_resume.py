@@ -26,8 +26,8 @@ from personafl.algorithms import METHODS, Training
 from personafl.algorithms.fedavg import fedavg
 from personafl.errors import BadInput, Interrupted
 from personafl.recipe.values import apply_overrides
-from personafl.runs import runner
-from personafl.runs.runner import Progress
+from personafl.runs import checkpoints
+from personafl.runs.listener import Progress
 from personafl.storage.rundir import RunDirectory, claim_name
 from personafl.storage.store import Store
 
@@ -197,7 +197,7 @@ def test_devices_with_networks_of_their_own_spill(tmp_path: Path, monkeypatch: p
     devices = [{"share": 1 / 3, "model": {"name": "mlp", "hidden": [width]}} for width in (6, 9, 12)]
     recipe = {**changed(federation={"cohort": 3}, rounds=9), "method": {"name": "quped"}, "devices": devices}
     api.run(recipe, out=tmp_path / "memory")
-    monkeypatch.setattr(runner, "Store", lambda directory, _, index: Store(directory, 0, index))
+    monkeypatch.setattr(checkpoints, "Store", lambda directory, _, index: Store(directory, 0, index))
     api.run(recipe, out=tmp_path / "disk")
     assert len(list((tmp_path / "disk" / "states").glob("slab-*"))) == 3
     assert differences(outcome(tmp_path / "disk"), outcome(tmp_path / "memory")) == []

@@ -13,7 +13,7 @@ from personafl import api
 from personafl.errors import BadInput
 from personafl.exports.memory import training_memory
 from personafl.recipe.recipe import Recipe
-from personafl.runs import runner
+from personafl.runs import build, loop
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -84,10 +84,10 @@ def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest
     own = recipe(
         finetune=True, method={"stateful": stateful}, engine={"strategy": "sequential", "checkpoint_seconds": 0.0}
     )
-    monkeypatch.setattr(runner.Engine, "fitted", classmethod(lambda cls, *_, **__: cls("sequential", 4)))
+    monkeypatch.setattr(build.Engine, "fitted", classmethod(lambda cls, *_, **__: cls("sequential", 4)))
     straight = api.run(own, out=tmp_path / "straight")
     calls: list[np.ndarray] = []
-    plain = runner.tune
+    plain = loop.tune
 
     def once(simulation: Any, tuned: Any, clients: Any, number: int) -> None:
         if len(calls) == 1:
@@ -95,10 +95,10 @@ def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest
         calls.append(clients)
         plain(simulation, tuned, clients, number)
 
-    monkeypatch.setattr(runner, "tune", once)
+    monkeypatch.setattr(loop, "tune", once)
     with pytest.raises(KeyboardInterrupt):
         api.run(own, out=tmp_path / "run")
-    monkeypatch.setattr(runner, "tune", lambda s, t, clients, n: (calls.append(clients), plain(s, t, clients, n)))
+    monkeypatch.setattr(loop, "tune", lambda s, t, clients, n: (calls.append(clients), plain(s, t, clients, n)))
     api.resume(tmp_path / "run")
     tuned = np.concatenate(calls).tolist()
     assert sorted(tuned) == list(range(12))  # everyone, nobody twice
@@ -173,7 +173,7 @@ def test_bad_stages_and_parts() -> None:
         ({"model": {"personal": "outptu"}}, "model.personal.*output"),
     ):
         with pytest.raises(BadInput, match=message):
-            runner.prepare(Recipe.parse(recipe(**changes)))
+            build.prepare(Recipe.parse(recipe(**changes)))
 
 
 def test_the_choice_never_hurts_more_than_the_personal_model(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_choice_never_hurts_more_than_the_personal_model(tmp_path: Path) -> 
 
 def test_memory_by_the_formula_and_measured() -> None:
     """An MLP 64-200-10: u = 13,000, v = 2,010 parameters of 4 bytes; the measured peak is near the formula's."""
-    job = runner.prepare(Recipe.parse(recipe(model={"hidden": [200]})))
+    job = build.prepare(Recipe.parse(recipe(model={"hidden": [200]})))
     memory = training_memory(job)
     u, v = 4 * 13_000, 4 * 2_010
     assert memory.none - memory.partial == 3 * (u + v) - (3 * u + 2 * v)
@@ -196,7 +196,7 @@ def test_memory_by_the_formula_and_measured() -> None:
 
 def test_shapes_alone_give_the_same_memory() -> None:
     """On "meta" nothing is computed, whatever training does with large layers (`fast.layers`)."""
-    job = runner.prepare(Recipe.parse(recipe(model={"hidden": [300, 100]})))
+    job = build.prepare(Recipe.parse(recipe(model={"hidden": [300, 100]})))
     expected, fed = training_memory(job), job.federation
     fed.problems[0].net.to(torch.device("meta"), fed.dtype)
     data = dataclasses.replace(fed.data, x=fed.data.x.to("meta"), y=fed.data.y.to("meta"))

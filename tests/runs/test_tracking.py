@@ -9,8 +9,8 @@ import pytest
 
 from personafl import BadInput, Recipe, api
 from personafl.runs import tracking
+from personafl.runs.listener import Progress, Tuning
 from personafl.runs.result import Result
-from personafl.runs.runner import Progress, Tuning
 from personafl.storage.rundir import RunDirectory
 
 RECIPE: dict[str, Any] = {
@@ -83,7 +83,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     Recorder.sent, Recorder.ends, Recorder.known = [], [], -1
     monkeypatch.setitem(tracking._SINKS, "wandb", Recorder)
     monkeypatch.setattr(tracking, "check_tracking", lambda names: None)
-    monkeypatch.setattr("personafl.runs.runner.check_tracking", lambda names: None)
+    monkeypatch.setattr("personafl.runs.build.check_tracking", lambda names: None)
     return Recorder
 
 

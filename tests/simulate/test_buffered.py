@@ -30,7 +30,7 @@ from personafl.core.optim import Sgd
 from personafl.errors import BadInput
 from personafl.latency.laws import Constant, Exponential
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.simulate.buffer import Arrival, Buffer, Update
 from personafl.simulate.buffered import BufferedSimulation
 from personafl.simulate.engine import gather

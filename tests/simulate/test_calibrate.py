@@ -17,7 +17,8 @@ from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import Note, prepare
+from personafl.runs.build import prepare
+from personafl.runs.listener import Note
 from personafl.simulate import calibrate
 from personafl.simulate.calibrate import calibrated, in_doubt, measure
 from personafl.simulate.engine import Engine

@@ -33,7 +33,7 @@ from personafl.evaluate.score import score_shared
 from personafl.exports.export import export
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.simulate.cloud import CloudSimulation, journal, make_cloud, mixed
 from personafl.simulate.engine import Engine
 from personafl.simulate.federation import Federation

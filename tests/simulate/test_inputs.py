@@ -23,7 +23,7 @@ from personafl.data.sources.dataset import checked
 from personafl.deploy.device.datafile import deal
 from personafl.deploy.server.rounds import deployable
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.runs.scoring import score, tune
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store

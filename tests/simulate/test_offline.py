@@ -12,7 +12,8 @@ from personafl import BadInput, Recipe, api
 from personafl.core.batches import Steps
 from personafl.core.optim import Accelerated
 from personafl.core.schedule import Exponential
-from personafl.runs.runner import Progress, prepare
+from personafl.runs.build import prepare
+from personafl.runs.listener import Progress
 
 RECIPE: dict[str, Any] = {
     "rounds": 6,

@@ -30,8 +30,9 @@ from personafl import Recipe, api, cli
 from personafl.core import tree
 from personafl.errors import BadInput, Diverged, PersonaError
 from personafl.recipe.values import apply_overrides
-from personafl.runs import runner
-from personafl.runs.runner import Progress, prepare
+from personafl.runs import build, checkpoints
+from personafl.runs.build import prepare
+from personafl.runs.listener import Progress
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.simulator import Simulation
@@ -326,8 +327,8 @@ def test_a_chunk_goes_where_its_states_are_if_nobody_stays_idle() -> None:
 @pytest.fixture
 def one_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have one checkpoint, after the second round, and that of the end."""
-    save = runner._Run.save
-    monkeypatch.setattr(runner._Run, "save", lambda run, after: save(run, 0 if run.total.rounds == 2 else after))
+    save = checkpoints.Run.save
+    monkeypatch.setattr(checkpoints.Run, "save", lambda run, after: save(run, 0 if run.total.rounds == 2 else after))
 
 
 DITTO = apply_overrides(RECIPE, ["method.name=ditto", "method.tune_epochs=1", "engine.checkpoint_seconds=1000"])
@@ -514,7 +515,7 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_cluster_does_not_train_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "named_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(build, "named_device", lambda name: torch.device("cuda"))
     with done_by(RayWorkers), pytest.raises(BadInput, match=r"set engine\.device=cpu"):
         prepare(Recipe.parse(RECIPE))
 

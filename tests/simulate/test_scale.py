@@ -10,7 +10,7 @@ import torch
 
 from personafl import api
 from personafl.data.federated import FederatedData, Numbered, Ragged, make_federated
-from personafl.runs.runner import Progress
+from personafl.runs.listener import Progress
 
 FEW, MANY = 1000, 100_000
 RECIPE = {

@@ -27,7 +27,7 @@ from personafl.core.optim import Sgd
 from personafl.data.config import DataConfig, Dirichlet, Quantity
 from personafl.errors import Diverged
 from personafl.evaluate.score import Scores
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.runs.scoring import score, tune
 from personafl.simulate import simulator, trainer
 from personafl.simulate.cohort import draw_cohort

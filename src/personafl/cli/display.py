@@ -18,7 +18,7 @@ from rich.text import Text
 from personafl.cli.console import err
 from personafl.errors import Interrupted
 from personafl.report.table import amount
-from personafl.runs.runner import Listener, Note, Progress, Tuning
+from personafl.runs.listener import Listener, Note, Progress, Tuning
 from personafl.storage.rundir import resume_command
 
 if TYPE_CHECKING:

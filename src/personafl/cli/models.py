@@ -99,7 +99,7 @@ def describe(
     """Print which tensors are personal, and what memory a client's training needs; set model.personal=output, …"""
     from personafl.cli.tables import model_tables
     from personafl.exports.memory import training_memory
-    from personafl.runs.runner import prepare
+    from personafl.runs.build import prepare
 
     recipe = parsed(words, dataset, partition, model)
     job = prepare(recipe)

@@ -38,8 +38,9 @@ from personafl.models.modelfile import (
 )
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
+from personafl.runs.build import prepare
+from personafl.runs.job import Job
 from personafl.runs.result import Result
-from personafl.runs.runner import Job, prepare
 from personafl.runs.sizes import packed_models
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.simulator import Simulation

@@ -11,7 +11,7 @@ from personafl.core import wire
 from personafl.core.net import Net
 from personafl.models import default_model
 from personafl.models.modelfile import Network, Part, bits_of
-from personafl.runs.runner import Job
+from personafl.runs.job import Job
 
 
 def facts_of(job: Job, client: int | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from personafl.options import explain
 from personafl.recipe.devices import OwnNetwork
 from personafl.recipe.recipe import MethodSection, Recipe
 from personafl.recipe.values import apply_overrides
-from personafl.runs.runner import prepare
+from personafl.runs.build import prepare
 from personafl.simulate.federation import Federation
 
 BITS: tuple[int | None, ...] = (None, 8, 4, 3, 2, 1)  # None: full precision

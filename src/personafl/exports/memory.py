@@ -24,7 +24,7 @@ from personafl.core import rng
 from personafl.core.algorithm import Problem, for_returning
 from personafl.core.batches import Batch, Data
 from personafl.core.tree import Params
-from personafl.runs.runner import Job
+from personafl.runs.job import Job
 from personafl.simulate.engine import gather
 from personafl.simulate.federation import Federation
 

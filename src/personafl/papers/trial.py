@@ -30,7 +30,8 @@ from personafl.papers.catalog import Dataset
 from personafl.papers.preset import Preset
 from personafl.papers.settings import UNKNOWN
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import Job, prepare
+from personafl.runs.build import prepare
+from personafl.runs.job import Job
 
 _MANY = 1000  # clients, where only the data would say
 

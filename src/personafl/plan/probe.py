@@ -1,6 +1,6 @@
 """A short run of one method on this machine, with all that a long one does: what each part of it takes.
 
-Two rounds go through the whole runner, from loading to result.json, in a temporary directory; then rounds alone are
+Two rounds go through the whole loop, from loading to result.json, in a temporary directory; then rounds alone are
 timed. Where there are many clients, only some of them take part, and what is done once per client is scaled.
 """
 
@@ -24,7 +24,10 @@ from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData
 from personafl.recipe.recipe import Recipe
 from personafl.report.page import write_page
-from personafl.runs.runner import Job, Progress, prepare, run_job
+from personafl.runs.build import prepare
+from personafl.runs.job import Job
+from personafl.runs.listener import Progress
+from personafl.runs.loop import run_job
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
@@ -197,7 +200,7 @@ def size_of(path: Path) -> int:
 
 
 def _timed(job: Job, folder: Path, most: int) -> Rounds:
-    """Time rounds without the runner; the first, in which all clients are new, does not count."""
+    """Time rounds without the loop; the first, in which all clients are new, does not count."""
     simulation = make_simulation(job.federation, Store(folder / "states", job.recipe.engine.store_mb * 2**20))
     done, seconds = [], []
     for number in range(min(most, TIMED[1])):

@@ -69,7 +69,7 @@ def score(
     """
     fed, rule = simulation.federation, simulation.federation.algorithm.client
     downs = {server: simulation.down(server) for server in np.unique(simulation.homes[clients]).tolist()}
-    globals_ = {server: _global(simulation, down) for server, down in downs.items()}
+    globals_ = {server: global_model(simulation, down) for server, down in downs.items()}
     everyone = {server: clients[simulation.homes[clients] == server] for server in downs}
     shared = {
         (server, split): try_shared(fed.problems[0], params, fed.data, rows, everyone[server])
@@ -125,7 +125,7 @@ def _candidates(
             yield f"blend {share}", _blend(base, last, share)
 
 
-def _global(simulation: Simulation, down: Tree) -> Params | None:
+def global_model(simulation: Simulation, down: Tree) -> Params | None:
     """Return the model that the clients of a server share, if any."""
     fed = simulation.federation
     return fed.algorithm.client.models(fed.problems[0], down, simulation.shape(0, down)).get("global")

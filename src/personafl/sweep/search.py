@@ -36,8 +36,8 @@ from personafl.recipe.evaluation import EvaluationSection
 from personafl.recipe.recipe import CompareSection, EngineSection, Recipe
 from personafl.recipe.sweep import SWEEP_FILE, space
 from personafl.recipe.values import merged, put, read_toml
+from personafl.runs.build import prepare
 from personafl.runs.interrupt import Stop, polite_stop
-from personafl.runs.runner import prepare
 from personafl.simulate.workers.local import ending
 from personafl.storage.files import atomic_write
 from personafl.storage.rundir import RunDirectory, refuse_existing, resume_command

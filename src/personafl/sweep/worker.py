@@ -23,8 +23,8 @@ from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
 from personafl.options import reason
 from personafl.recipe.recipe import Recipe
+from personafl.runs.listener import Listener, Note, Progress, Tuning
 from personafl.runs.result import Result
-from personafl.runs.runner import Listener, Note, Progress, Tuning
 from personafl.simulate.workers.local import end_with_parent, share_cores
 
 

@@ -15,7 +15,8 @@ from personafl.deploy.net.payload import check_declared, most_bytes, opened
 from personafl.errors import BadInput
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import Job, prepare
+from personafl.runs.build import prepare
+from personafl.runs.job import Job
 from personafl.simulate.simulator import Simulation
 
 

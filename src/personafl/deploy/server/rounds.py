@@ -34,7 +34,8 @@ from personafl.errors import BadInput
 from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
-from personafl.runs.runner import START_FILE, prepare
+from personafl.runs.build import prepare
+from personafl.runs.problems import START_FILE
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Simulation

@@ -1,0 +1,113 @@
+"""From a recipe to a job: everything is checked and built, in the order in which it can fail soonest."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import personafl.data.build as data_build
+from personafl.algorithms.uplink import compressed
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.data.federated import FederatedData
+from personafl.data.inputs import as_seen
+from personafl.errors import BadInput
+from personafl.models import make_net_and_split
+from personafl.recipe.devices import check_method, deal
+from personafl.recipe.recipe import EngineSection, Recipe
+from personafl.runs.job import Job
+from personafl.runs.problems import Maker, make_problems, make_start
+from personafl.runs.tracking import check_tracking
+from personafl.simulate.buffer import Buffer
+from personafl.simulate.buffered import make_buffer
+from personafl.simulate.cloud import make_cloud
+from personafl.simulate.engine import Engine
+from personafl.simulate.federation import Federation
+from personafl.simulate.hardware import named_device, placed, set_arithmetic
+from personafl.simulate.servers import Cloud
+from personafl.simulate.workers.local import on_other_machines
+
+
+def prepare(
+    recipe: Recipe,
+    data: FederatedData | None = None,
+    model: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    profiles: NDArray[np.int64] | None = None,
+    make: Maker = make_net_and_split,
+) -> Job:
+    """Check a recipe against its data and build what the run needs; objects given here replace the recipe's.
+
+    `profiles` are the kinds of devices, [clients], where they are known and need not be dealt. `make` makes the network
+    and its split; who prepares many runs need not have each network made again.
+    """
+    objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
+    algorithm = _method(recipe, algorithm)
+    device, dtype = _hardware(recipe.engine)
+    data = _data(recipe, data, dtype)
+    cohort = recipe.federation.size(len(data.seen))
+    kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
+    cloud, buffer = _timing(recipe, data, algorithm)
+    data = placed(data, device, dtype, recipe.engine.data_mb)
+    problems = make_problems(recipe, algorithm, data, model, make, device, dtype)
+    start = make_start(recipe, problems[0].net)
+    federation = Federation(
+        algorithm=algorithm,
+        data=data,
+        problems=problems,
+        problem_of=kinds,
+        engines=tuple(_engine(recipe.engine, problem, device) for problem in problems),
+        seed=recipe.seed,
+        cohort=cohort,
+        sampling=recipe.federation.sampling,
+        weights=recipe.federation.weights,
+        dtype=dtype,
+        start=start,
+        offline=recipe.federation.offline,
+        cloud=cloud,
+        buffer=buffer,
+        workers=recipe.engine.workers if device.type == "cpu" else 1,
+    )
+    algorithm.server.init(problems[0], start, federation.population)  # one that needs a split says so here
+    return Job(recipe, federation, objects)
+
+
+def _method(recipe: Recipe, algorithm: Algorithm | None) -> Algorithm:
+    """Return the method, with its uploads compressed; fail if the recipe asks for what it cannot do."""
+    algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)
+    check_method(recipe.devices, algorithm)
+    recipe.federation.check_offline(algorithm)
+    check_tracking(recipe.tracking)
+    return algorithm
+
+
+def _hardware(engine: EngineSection) -> tuple[torch.device, torch.dtype]:
+    """Return where and in which precision the run computes, and set torch accordingly."""
+    device = named_device(engine.device)
+    if device.type != "cpu" and on_other_machines():
+        raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
+    set_arithmetic(engine.dtype, device)
+    if engine.threads is not None:
+        torch.set_num_threads(engine.threads)
+    return device, torch.float64 if engine.dtype == "float64" else torch.float32
+
+
+def _data(recipe: Recipe, data: FederatedData | None, dtype: torch.dtype) -> FederatedData:
+    """Return the data as the networks see them."""
+    data = as_seen(data or data_build.load(recipe.data, recipe.seed), recipe.data, dtype)
+    if recipe.evaluation.split == "validation" and not len(data.validation.flat):
+        raise BadInput("evaluation.split: there are no validation data to score on; set data.validation=0.2")
+    return data
+
+
+def _timing(recipe: Recipe, data: FederatedData, algorithm: Algorithm) -> tuple[Cloud | None, Buffer | None]:
+    """Return the servers or the buffer of the recipe, if it has them: who waits for whom."""
+    given = data, algorithm, recipe.training.build().work, recipe.seed
+    cloud = None if recipe.cloud is None else make_cloud(recipe.cloud, *given)
+    return cloud, None if recipe.buffer is None else make_buffer(recipe.buffer, *given)
+
+
+def _engine(engine: EngineSection, problem: Problem, device: torch.device) -> Engine:
+    memory, low = engine.memory_mb * 2**20, engine.dtype == "bfloat16"
+    return Engine.fitted(problem, engine.strategy, memory, device, bfloat16=low)

@@ -1,0 +1,37 @@
+"""What a display is told while a run is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from personafl.simulate.simulator import Round
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a display is told after each round."""
+
+    round: Round
+    rounds: int
+    accuracy: float | None  # of the last scoring: personal if the method has one, else global
+    seconds: float  # of training in this process
+    done: int  # rounds done in this process
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a display is told while clients are fine-tuned."""
+
+    done: int
+    clients: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line that a display prints."""
+
+    text: str
+
+
+Listener = Callable[[Progress | Tuning | Note], None]

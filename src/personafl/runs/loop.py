@@ -1,0 +1,123 @@
+"""One run from start to result: rounds, fine-tuning, checkpoints. The loop reads top to bottom in `_train`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+
+import numpy as np
+
+from personafl.core import wire
+from personafl.errors import Diverged
+from personafl.runs.checkpoints import Run
+from personafl.runs.interrupt import polite_stop
+from personafl.runs.job import Job
+from personafl.runs.listener import Listener, Note, Progress, Tuning
+from personafl.runs.problems import START_FILE
+from personafl.runs.recording import record_forms, record_scores, score_all
+from personafl.runs.result import Result, make_result
+from personafl.runs.scoring import global_model, tune
+from personafl.runs.sizes import measure
+from personafl.runs.tracking import Tracker
+from personafl.simulate.calibrate import calibrated
+from personafl.storage.files import atomic_write, write_json
+from personafl.storage.rundir import Checkpoint, RunDirectory
+
+
+def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None) -> Result:
+    """Run a job in its directory from its last checkpoint to the end, and return the result."""
+    with directory.locked():
+        job.check_begun(directory)
+        checkpoint = directory.checkpoint()
+        directory.rewind(checkpoint)
+        job = _calibrated(job, directory, checkpoint, listener)
+        with contextlib.closing(Tracker(job.recipe, directory.path, directory.metrics())) as tracker:
+            run = Run(job, directory, checkpoint, tracker)
+            try:
+                _train(run, listener)
+            finally:
+                run.simulation.workers.close()
+            _tune(run, listener)
+            result = _finish(run)
+            tracker.finish(result.rows)
+        write_json(directory.path / "result.json", result.to_json())
+        return result
+
+
+def _calibrated(job: Job, directory: RunDirectory, checkpoint: Checkpoint, listener: Listener | None) -> Job:
+    """Return the job with the faster engines, where the recipe leaves that open."""
+    file, engine = directory.path / "engine.json", job.recipe.engine
+    if engine.strategy != "auto" or (checkpoint.rounds and not file.exists()):  # begun before choices were kept
+        return job
+    federation, notes = calibrated(job.federation, engine.memory_mb * 2**20, file)
+    if listener is not None:
+        for note in notes:
+            listener(Note(note))
+    return dataclasses.replace(job, federation=federation)
+
+
+def _train(run: Run, listener: Listener | None) -> None:
+    """Do the rounds that are left."""
+    recipe, every = run.job.recipe, run.job.recipe.evaluate_every()
+    accuracy, begun = None, run.total
+    with polite_stop() as stop:
+        for number in range(begun.rounds, recipe.rounds):
+            began = time.monotonic()
+            try:
+                done = run.simulation.step(number)
+            except Diverged as error:
+                raise run.kept(error) from error
+            spent = time.monotonic() - began
+            loss = done.loss if math.isfinite(done.loss) else None  # nobody took part; JSON has no NaN
+            facts = {key: value for key, value in vars(done).items() if value is not None}
+            run.record({"event": "round", **facts, "loss": loss, "seconds": spent})
+            if every and (number + 1) % every == 0 and number + 1 < recipe.rounds:
+                accuracy = record_scores(run, number, done.time)
+            run.add(done, spent)
+            run.save(recipe.engine.checkpoint_seconds)
+            if listener is not None:
+                seconds, rounds = run.total.seconds - begun.seconds, number + 1 - begun.rounds
+                listener(Progress(done, recipe.rounds, accuracy, seconds, rounds))
+            if stop.requested:
+                run.stop(f"after round {number + 1} of {recipe.rounds}")
+    run.save(0)
+
+
+def _tune(run: Run, listener: Listener | None) -> None:
+    """Fine-tune, chunk by chunk, everyone who has no model of its own yet, and with `finetune` everyone."""
+    job, data, simulation, tuned = run.job, run.job.federation.data, run.simulation, run.tuned
+    if not job.federation.algorithm.client.tuning:
+        return
+    everyone = np.concatenate([data.seen, data.unseen])
+    waiting = everyone[~tuned.has(everyone) & (job.recipe.finetune | ~simulation.have_models(everyone))]
+    before = len(tuned)
+    with polite_stop() as stop:
+        for _, _, chunk in simulation.groups(waiting):
+            began = time.monotonic()
+            try:
+                tune(simulation, tuned, chunk, job.recipe.rounds)
+            except Diverged as error:
+                raise run.kept(error) from error
+            run.add(None, time.monotonic() - began)
+            run.save(job.recipe.engine.checkpoint_seconds)
+            if listener is not None:
+                listener(Tuning(len(tuned), before + len(waiting)))
+            if stop.requested:
+                run.stop(f"while fine-tuning, {len(tuned)} of {before + len(waiting)} clients done")
+    run.save(0)
+
+
+def _finish(run: Run) -> Result:
+    """Score what came out, and write all but result.json, which says that the run is done."""
+    path, job, data = run.directory.path, run.job, run.job.federation.data
+    scored = score_all(run, final=True)
+    record_forms(run, run.total.rounds - 1, run.total.time)
+    members = {"seen": data.seen, "unseen": data.unseen}
+    sizes = {name: measure(run.simulation, run.tuned, members[name]) for name in scored}
+    shared = global_model(run.simulation, run.simulation.down())  # of several servers the mean; runs may start from it
+    result = make_result(path, job.recipe, job.federation, scored, run.total, sizes)
+    atomic_write(path / START_FILE, wire.encode(shared or {}))
+    atomic_write(path / "clients.csv", result.clients_csv().encode())
+    return result

@@ -1,0 +1,102 @@
+"""What the clients of a run solve: the networks that its recipe names, and the weights that they start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from personafl.core import rng, wire
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.losses import TASKS
+from personafl.core.net import Net
+from personafl.core.split import Split
+from personafl.core.tree import Params
+from personafl.data.federated import FederatedData
+from personafl.data.spelling import SPACE_NAME
+from personafl.errors import BadInput
+from personafl.models import default_model
+from personafl.models.adapters import is_adapter
+from personafl.recipe.devices import OwnNetwork, own_nets
+from personafl.recipe.recipe import Recipe
+
+START_FILE = "global.safetensors"  # of a run directory: the shared model that came out
+Maker = Callable[..., tuple[Net, Split | None]]  # as `make_net_and_split`
+
+
+def make_problems(
+    recipe: Recipe,
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: nn.Module | None,
+    make: Maker,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Problem, ...]:
+    """Return the problem of each device profile, or the one of all; `model` replaces the recipe's network."""
+    net, split = _network(recipe, algorithm, data, model, make)
+    task = TASKS[data.task]
+    edits = None if task.edits is None else functools.partial(task.edits, space=data.label_number(SPACE_NAME))
+    shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct, edits=edits)
+    if not recipe.devices:
+        return (shared,)
+    known = None
+    if model is None and not any(map(is_adapter, net.shapes)):
+        section = OwnNetwork(name=recipe.model.name, buffers=recipe.model.buffers, **(recipe.model.model_extra or {}))
+        known = section.resolved(data), net
+    nets = own_nets(recipe.devices, data, known, device, dtype)
+    return tuple(
+        dataclasses.replace(shared, local_net=own, bits=profile.bits, penalty=profile.penalty)
+        for profile, own in zip(recipe.devices, nets, strict=True)
+    )
+
+
+def _network(
+    recipe: Recipe, algorithm: Algorithm, data: FederatedData, model: nn.Module | None, make: Maker
+) -> tuple[Net, Split | None]:
+    """Return the shared network and its split."""
+    section = recipe.model
+    name = default_model(data) if section.name == "auto" else section.name
+    personal = section.personal or algorithm.personal
+    try:
+        return make(
+            model or name,
+            section.model_extra or {},
+            data,
+            section.buffers,
+            personal,
+            section.adapter,
+            section.adapter_size,
+        )
+    except BadInput as error:
+        if section.personal is None and str(error).startswith("model.personal:"):
+            raise BadInput(f"{error} ({algorithm.personal!r} is the default of {algorithm.name})") from error
+        raise
+
+
+def make_start(recipe: Recipe, net: Net) -> Params:
+    """Return the weights of the shared network that the run starts from."""
+    fresh = net.init(rng.generator(recipe.seed, "start"))
+    return fresh if recipe.start is None else _warm_start(Path(recipe.start), fresh)
+
+
+def _warm_start(run: Path, fresh: Params) -> Params:
+    """Return `fresh` with the global model of a finished run put in, by name; only adapters may be missing there."""
+    path = run / START_FILE
+    try:
+        found = wire.decode_named(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"start: {path} cannot be read; give the directory of a finished run") from error
+    if not found:
+        raise BadInput(f"start: {run} has no global model to start from")
+    wrong = sorted(name for name in found if name not in fresh or found[name].shape != fresh[name].shape)
+    missing = sorted(name for name in fresh if name not in found and not is_adapter(name))
+    if wrong or missing:
+        names = ", ".join((wrong or missing)[:5])
+        what = "does not fit this model" if wrong else "is missing there"
+        raise BadInput(f"start: the model of {run} is another one: {names} {what}; use the same model as that run")
+    return {name: found.get(name, value).to(value.dtype) for name, value in fresh.items()}
