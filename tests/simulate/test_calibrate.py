@@ -92,6 +92,9 @@ def test_the_faster_one_is_chosen_and_kept(
     monkeypatch.setattr(calibrate, "_KNOWN", {})  # and in another one
     assert calibrated(fed, MEMORY, tmp_path / "third.json", clock)[0].engines == chosen.engines
     assert clock.trained == 4
+    monkeypatch.setattr(calibrate, "__version__", "another")  # whose engine may be faster or slower
+    calibrated(fed, MEMORY, tmp_path / "fourth.json", clock)
+    assert clock.trained == 8
 
 
 def test_seeds_share_a_choice_and_methods_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from personafl import __version__
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Problem, for_returning
 from personafl.core.batches import Data
@@ -142,6 +143,7 @@ def _key(federation: Federation, which: int) -> str:
         "bfloat16" if federation.engines[which].bfloat16 else str(federation.dtype),
         torch.get_num_threads() if federation.workers == 1 else 1,
         torch.__version__,
+        __version__,
     )
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
