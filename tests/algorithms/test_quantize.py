@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from personafl.algorithms import quantize
-from personafl.algorithms.quantize import distance, hard, nearest, prox_centers, prox_centers_exact, prox_weights, soft
+from personafl.algorithms.quantize import hard, nearest, prox_centers, prox_centers_exact, prox_weights, soft
 from personafl.core import wire
 from personafl.core.net import Net
 from personafl.errors import BadInput
@@ -32,6 +32,11 @@ widths = st.floats(0.0, 1.5)
 
 def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=F64)
+
+
+def distance(x: Tensor, centers: Tensor) -> Tensor:
+    """R(x, c) = ½ Σ_i min_j |x_i − c_j|."""
+    return (x.reshape(-1, 1) - centers).abs().amin(1).sum() / 2
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -236,7 +236,8 @@ def objective(rule: QupedClient, x: dict[str, Tensor], c: Tensor, inputs: Tensor
     """F_λ(x, c) of Algorithm 1 (λ_p = 0)."""
     soft = {**x, "1.weight": quantize.soft(x["1.weight"], c, float(rule.sharpness or 0))}
     losses = [cross_entropy(DEEP.apply(model, inputs), labels).mean() for model in (x, soft)]
-    return float(sum(losses) + rule.penalty * ROUND * quantize.distance(x["1.weight"], c))
+    distance = (x["1.weight"] - quantize.hard(x["1.weight"], c)).abs().sum() / 2
+    return float(sum(losses) + rule.penalty * ROUND * distance)
 
 
 @pytest.mark.parametrize(("scale", "rate"), [("sum", 0.005), ("mean", 0.04)])

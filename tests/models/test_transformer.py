@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models.cases import CHARACTERS, TRANSFORMER
-from personafl.core.losses import TASKS, character_error
+from personafl.core.losses import TASKS
 from personafl.core.rng import generator
 from personafl.data import DataConfig, load
 from personafl.models import MODELS, make_net, personal_split, with_adapters
@@ -92,4 +92,3 @@ def test_spoken_digits_are_learned(shared_data: Path) -> None:
     with torch.no_grad():
         output = module(data.x[test])
     assert float(task.correct(output, data.y[test]).mean()) > 0.33
-    assert float(character_error(output, data.y[test]).mean()) < 0.4

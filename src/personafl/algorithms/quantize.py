@@ -2,7 +2,7 @@
 
     Q_c(x)_i = the center nearest to x_i                                        `nearest`, `hard`
     Q̃_c(x)_i = c_1 + Σ_{j≥2} (c_j − c_{j−1})·σ(P(x_i − (c_j + c_{j−1})/2))      `soft`, appendix A.4
-    R(x, c)  = ½ Σ_i |x_i − Q_c(x)_i|                                           `distance`
+    R(x, c)  = ½ Σ_i |x_i − Q_c(x)_i|
 
 The two proxes are of R in x (`prox_weights`, eq. 11) and of R in c (`prox_centers`, appendix D.1, the sign of whose
 printed form is corrected here). The members of a center are the entries nearest to it.
@@ -67,11 +67,6 @@ def soft(x: Tensor, centers: Tensor, sharpness: float | Tensor) -> Tensor:
     for low, high in pairwise(centers.unbind()):  # one step at a time: [m − 1, *x.shape] is made only for gradients
         result = result + (high - low) * torch.sigmoid(sharpness * (x - (high + low) / 2))
     return result
-
-
-def distance(x: Tensor, centers: Tensor) -> Tensor:
-    """Return R(x, c) = ½ Σ |x_i − nearest center|."""
-    return (x - hard(x, centers)).abs().sum() / 2
 
 
 def prox_weights(x: Tensor, centers: Tensor, width: float | Tensor) -> Tensor:

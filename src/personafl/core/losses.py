@@ -121,11 +121,6 @@ def ctc_correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return (decoded == wanted).all(1).to(torch.float32)
 
 
-def ctc_greedy(outputs: Tensor) -> list[list[int]]:
-    """Return the sequence of each sample: the best class per frame, repeats joined, blanks dropped."""
-    return [_classes(row) for row in _collapsed(outputs)]
-
-
 def _collapsed(outputs: Tensor) -> Tensor:
     """Return the greedy decodings of [batch, frames, classes] as [batch, frames] classes, padded with −1."""
     best = outputs.argmax(-1)
@@ -134,11 +129,6 @@ def _collapsed(outputs: Tensor) -> Tensor:
     place = torch.where(kept, kept.cumsum(1) - 1, frames)  # what is dropped goes to one column more
     empty = torch.full_like(functional.pad(best, (0, 1)), -1)
     return empty.scatter(1, place, best)[:, :frames]
-
-
-def character_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return [batch] character error rates of the greedy decodings: edit distance / target length (may exceed 1)."""
-    return _error_rates(ctc_greedy(outputs), [_classes(row) for row in targets])
 
 
 def word_edits(outputs: Tensor, targets: Tensor, space: int | None = None) -> Tensor:
@@ -187,11 +177,6 @@ def edit_distance(one: Sequence[object], other: Sequence[object]) -> int:
         for j, its in enumerate(other, start=1):
             row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (mine != its)))
     return row[-1]
-
-
-def _error_rates(decoded: Sequence[Sequence[object]], wanted: Sequence[Sequence[object]]) -> Tensor:
-    pairs = zip(decoded, wanted, strict=True)
-    return torch.tensor([edit_distance(d, w) / max(len(w), 1) for d, w in pairs], dtype=torch.float64)
 
 
 def _classes(row: Tensor) -> list[int]:

@@ -33,22 +33,6 @@ def box(v: Tensor, low: float, high: float) -> Tensor:
     return v.clamp(low, high)
 
 
-def l2_ball(v: Tensor, radius: float, center: Tensor | None = None) -> Tensor:
-    """Projection onto {x : ‖x − center‖₂ ≤ radius}."""
-    offset = v if center is None else v - center
-    length: Tensor = torch.linalg.vector_norm(offset)
-    inside = offset * (radius / length.clamp(min=max(radius, torch.finfo(v.dtype).tiny)))
-    return inside if center is None else center + inside
-
-
-def group(v: Tensor, width: float | Tensor) -> Tensor:
-    """Block soft threshold: R = Σ_rows ‖x_row‖₂ over the first axis (an output unit or filter is one group)."""
-    rows = v.reshape(v.shape[0], -1)
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    kept = (1 - width / lengths.clamp(min=torch.finfo(v.dtype).tiny)).clamp(min=0)
-    return (rows * kept).reshape(v.shape)
-
-
 def nuclear(matrix: Tensor, width: float | Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Singular value thresholding: R = ‖X‖_* (the sum of singular values), width = t.
 
