@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from personafl.cli.display import Display, facts, finished
 from personafl.cli.tables import detail_tables, result_tables
 from personafl.runs.listener import Progress
 from personafl.simulate.simulator import Round
+from waiting import until
 
 Main = Callable[..., str]
 QUICK = ["--partition", "classes:clients=6,per_client=3", "--rounds", "2", "model.hidden=[8]"]
@@ -273,13 +273,9 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run/fedavg-seed0/checkpoint.json").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until((tmp_path / "run/fedavg-seed0/checkpoint.json").exists, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
     assert err.startswith("stopped after round ")
     assert err.endswith("continue with: personafl resume run\n")

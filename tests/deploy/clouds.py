@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from processes import (
+    HANGING,
     KILLED,
     Cluster,
     States,
@@ -127,7 +128,7 @@ class CloudCluster(Cluster):
         """Return how many mixes there were."""
         return sum(entry["event"] == "mixed" for entry in self.journal("coordinator"))
 
-    def until(self, rounds: int, seconds: float = 60.0) -> None:
+    def until(self, rounds: int, seconds: float = HANGING) -> None:
         end = time.monotonic() + seconds
         while self.done() < rounds:
             self.reap()
@@ -396,7 +397,7 @@ def delays(rounds: int = 30, per_second: int = 4, firsts: tuple[int, ...] = (10,
         with cluster(recipe, CloudCluster) as made:
             began = time.monotonic()
             made.start_all(_delayed(recipe, 1 / per_second))
-            made.wait(900)
+            made.wait()
             seconds = time.monotonic() - began
             events = made.aggregations()
             found = made.server_states()

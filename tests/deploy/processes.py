@@ -51,6 +51,7 @@ SMALL: dict[str, Any] = {
 }
 MEMORY = Path("/dev/shm")  # a kill is the same there, and fsync is quick
 States = dict[int, dict[str, bytes]]
+HANGING = 1800.0  # seconds after which a wait is in vain, on however busy a machine
 
 
 def recipe_of(method: str, clients: int = 3, deploy: dict[str, Any] | None = None, **changes: Any) -> Recipe:
@@ -193,7 +194,7 @@ class Cluster:
             os.kill(self.living[name], signal.SIGKILL)
             os.waitpid(self.living.pop(name), 0)
 
-    def wait(self, seconds: float = 120.0) -> None:
+    def wait(self, seconds: float = HANGING) -> None:
         """Wait until all have ended well; a process that was killed is started again."""
         end = time.monotonic() + seconds
         while self.living:
@@ -269,7 +270,7 @@ def cluster(recipe: Recipe, kind: type[AnyCluster] = Cluster) -> Iterator[AnyClu
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_all(made: Cluster, seconds: float = 120.0) -> None:
+def run_all(made: Cluster, seconds: float = HANGING) -> None:
     for name in made.names:
         made.start(name)
     made.wait(seconds)
@@ -379,7 +380,7 @@ def dropouts(rounds: int = 30, clients: int = 10) -> Iterator[dict[str, Any]]:
         with cluster(recipe) as made:
             for name in ("server", *made.devices):
                 made.start(name, _absent(share) if name != "server" else None)
-            made.wait(300)
+            made.wait()
             journal = made.journal()
             accuracy = [_accuracy(made.log(name)) for name in made.devices]
         closed = [entry for entry in journal if entry["event"] == "closed"]
@@ -559,7 +560,7 @@ def canary(methods: list[str]) -> Iterator[dict[str, Any]]:
                 server = subprocess.Popen(command, stdout=log, stderr=log)
             for name in made.devices:
                 made.start(name, lambda: _remember(made.folder))
-            made.wait(120)
+            made.wait()
             rule = prepare(recipe).federation.algorithm.client
             declared = bool(getattr(rule, "uploads_of_state", ()))  # the method says that its state goes up
             states = [] if declared else [path.read_bytes() for path in made.folder.glob("secret-*")]

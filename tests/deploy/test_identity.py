@@ -31,7 +31,7 @@ def asked(folder: Path, files: pki.Files, refusals: list[object] | None = None) 
 
     async def once() -> bytes:
         async with answering(folder, refusals=refusals) as port, channel(port, files) as line:
-            return (await line.ask(ASK, tries=1, timeout=5.0)).payload
+            return (await line.ask(ASK, tries=1)).payload
 
     return asyncio.run(once())
 
@@ -94,7 +94,7 @@ def test_a_device_does_not_pass_for_a_server(authority: Path) -> None:
         await server.start()
         try:
             async with channel(port, device) as line:
-                await line.ask(ASK, tries=1, timeout=5.0)
+                await line.ask(ASK, tries=1)
         finally:
             await server.stop(grace=None)
 
@@ -117,7 +117,7 @@ def test_a_server_under_another_host_name_is_refused(authority: Path) -> None:
             assert other != port
             try:
                 async with channel(other, files) as line:
-                    await line.ask(Status(), tries=1, timeout=5.0)
+                    await line.ask(Status(), tries=1)
             finally:
                 await server.stop(grace=None)
 
@@ -130,7 +130,7 @@ def test_without_a_certificate_nobody_gets_in(authority: Path) -> None:
         async with answering(authority) as port:
             credentials = grpc.ssl_channel_credentials((authority / "ca.pem").read_bytes())
             async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as line:
-                call = line.stream_stream("/personafl.v1.Peer/Exchange")(timeout=5.0)
+                call = line.stream_stream("/personafl.v1.Peer/Exchange")()
                 await call.write(b"{}")
                 await call.read()
 
@@ -141,7 +141,7 @@ def test_without_a_certificate_nobody_gets_in(authority: Path) -> None:
 def test_plaintext_is_refused(authority: Path) -> None:
     async def plain() -> None:
         async with answering(authority) as port, grpc.aio.insecure_channel(f"localhost:{port}") as line:
-            call = line.stream_stream("/personafl.v1.Peer/Exchange")(timeout=5.0)
+            call = line.stream_stream("/personafl.v1.Peer/Exchange")()
             await call.write(b"{}")
             await call.read()
 
@@ -160,7 +160,7 @@ def test_tls_before_1_2_is_refused_and_1_2_is_not(authority: Path) -> None:
         context.minimum_version = context.maximum_version = version
         context.set_alpn_protocols(["h2"])
         with (
-            socket.create_connection(("localhost", port), timeout=5) as raw,
+            socket.create_connection(("localhost", port)) as raw,
             context.wrap_socket(raw, server_hostname="localhost") as wrapped,
         ):
             return wrapped.version()

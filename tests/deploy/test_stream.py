@@ -190,7 +190,7 @@ def test_a_frame_larger_than_allowed_never_reaches_us(tmp_path: Path) -> None:
             )
             options = [("grpc.max_send_message_length", -1)]
             async with grpc.aio.secure_channel(f"localhost:{port}", credentials, options=options) as line:
-                call = line.stream_stream("/personafl.v1.Peer/Exchange")(timeout=10.0)
+                call = line.stream_stream("/personafl.v1.Peer/Exchange")()
                 await call.write(bytes(4 * CHUNK))
                 await call.read()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from processes import Cluster, free_port, recipe_of
+from processes import HANGING, Cluster, free_port, recipe_of
 
 from personafl.deploy import pki
 from personafl.deploy.device.datafile import deal
@@ -136,7 +136,7 @@ class Deployment:
     def closed(self) -> int:
         return sum(entry["event"] == "closed" for entry in self.journal())
 
-    def until(self, holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float = HANGING) -> None:
         end = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > end:

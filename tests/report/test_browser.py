@@ -47,6 +47,7 @@ def opened(browser: Any) -> Iterator[Opened]:
 
     def open_(address: str, width: int = 1280, scheme: str = "light") -> Any:
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme))
+        contexts[-1].set_default_timeout(0)  # a busy machine is slow
         page = contexts[-1].new_page()
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -176,6 +177,7 @@ def test_print_is_on_white_without_controls(opened: Opened, small: str) -> None:
 
 def test_without_script_all_views_are_there(browser: Any, small: str) -> None:
     context = browser.new_context(java_script_enabled=False)
+    context.set_default_timeout(0)
     page = context.new_page()
     page.goto(small)
     views = page.locator("#curves .view")
@@ -212,6 +214,6 @@ def test_a_watched_page_loads_itself_anew(opened: Opened, comparison: Path, tmp_
         with page.expect_response("**/version"):
             pass
         (path / "ditto-seed1/result.json").write_bytes(result)
-        page.wait_for_selector(".banner", state="detached", timeout=20_000)
+        page.wait_for_selector(".banner", state="detached")
         page.close()
     assert all(run.result is not None for run in load([path])[0].runs)

@@ -30,6 +30,7 @@ from personafl.runs import checkpoints
 from personafl.runs.listener import Progress
 from personafl.storage.rundir import RunDirectory, claim_name
 from personafl.storage.store import Store
+from waiting import until
 
 PERSONAFL = [sys.executable, "-c", "from personafl.cli import main; main()"]
 RECIPE = apply_overrides({}, FAILPOINTS)
@@ -110,7 +111,7 @@ def test_kills_through_the_real_command(tmp_path: Path) -> None:
     for words in (["run", *recipe, "--out", str(path)], ["resume", str(path)]):
         process = subprocess.Popen([*PERSONAFL, *words, "--quiet"], env=environment())
         target = 25 + 25 * kills + chance.randrange(10)
-        wait_until(lambda: lines(path) >= target or process.poll() is not None)  # noqa: B023
+        until(lambda: lines(path) >= target, process)  # noqa: B023
         process.kill()
         kills += process.wait() == -signal.SIGKILL
     assert kills == 2
@@ -122,13 +123,6 @@ def test_kills_through_the_real_command(tmp_path: Path) -> None:
 def lines(path: Path) -> int:
     metrics = path / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 
 # --- every method, every round ---
@@ -263,12 +257,12 @@ def test_signals(tmp_path: Path, long_run: dict[str, Any], signals: list[signal.
     process = subprocess.Popen(
         [*PERSONAFL, "run", *SLOW, "--out", str(path), "--quiet"], env=environment(), stderr=subprocess.PIPE, text=True
     )
-    wait_until(lambda: lines(path) >= 20)
+    until(lambda: lines(path) >= 20, process)
     for number in signals:
         process.send_signal(number)
         if len(signals) > 1:
             time.sleep(0.001)
-    _, message = process.communicate(timeout=30)
+    _, message = process.communicate()
     assert process.returncode == 130, message
     assert message.count("\n") == 1
     assert not (path / "result.json").exists()

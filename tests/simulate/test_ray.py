@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +44,7 @@ from personafl.simulate.workers.ray_driver import RayWorkers, _RemoteWorker
 from personafl.simulate.workers.ray_node import Node, pack_tensors
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
+from waiting import until
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'personafl[ray]'"
@@ -112,6 +112,7 @@ def chunks(count: int) -> list[Chunk]:
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 def test_chunks_are_done_in_order_by_both_nodes_and_come_back_as_they_are() -> None:
     states = {
@@ -161,6 +162,7 @@ BITS = {
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 @pytest.mark.parametrize("words", BITS.values(), ids=BITS)
 def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: Path) -> None:
@@ -204,6 +206,7 @@ def uploaded(simulation: Simulation, clients: NDArray[np.int64]) -> int:
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 @pytest.mark.parametrize("strategy", ["sequential", "stacked"])
 def test_states_stay_on_the_nodes_until_someone_reads_them(strategy: str, tmp_path: Path) -> None:
@@ -232,6 +235,7 @@ def test_states_stay_on_the_nodes_until_someone_reads_them(strategy: str, tmp_pa
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 def test_states_go_from_node_to_node_without_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto"])))
@@ -259,6 +263,7 @@ def test_states_go_from_node_to_node_without_the_driver(tmp_path: Path, monkeypa
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 def test_states_of_clients_under_way_stay_too(tmp_path: Path) -> None:
     job = prepare(Recipe.parse(apply_overrides(RECIPE, BITS["a buffer"])))
@@ -277,6 +282,7 @@ def test_states_of_clients_under_way_stay_too(tmp_path: Path) -> None:
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 def test_the_states_of_nodes_leave_nothing_behind(tmp_path: Path) -> None:
     folders = Path(tempfile.gettempdir())
@@ -296,6 +302,7 @@ def test_the_states_of_nodes_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 def test_clients_that_diverge_are_named_as_on_this_machine(tmp_path: Path) -> None:
     recipe = apply_overrides(RECIPE, ["method.name=ditto", "training.lr=1e30", "rounds=3"])
@@ -346,8 +353,7 @@ def wait_for_nodes(count: int) -> None:
     """Wait until the head has noticed who is gone."""
     import ray
 
-    while sum(node["Alive"] for node in ray.nodes()) != count:
-        time.sleep(0.1)
+    until(lambda: sum(node["Alive"] for node in ray.nodes()) == count)
 
 
 def kill_a_process(workers: RayWorkers, which: str) -> None:
@@ -358,6 +364,7 @@ def kill_a_process(workers: RayWorkers, which: str) -> None:
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection", "one_checkpoint")
 @pytest.mark.parametrize(
     ("what", "message", "back"),
@@ -409,6 +416,7 @@ def crash() -> None:
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection", "one_checkpoint")
 def test_what_is_under_way_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     recipe = apply_overrides(RECIPE, [*BITS["a buffer"], "rounds=6"])
@@ -432,11 +440,10 @@ def test_the_death_of_the_head_ends_the_command_and_the_run_goes_on(machines: An
     with subprocess.Popen(
         [*command, "--engine", "ray", "--address", own.address], stdout=subprocess.DEVNULL
     ) as process:
-        while process.poll() is None and RunDirectory(tmp_path / "run").checkpoint().rounds < 3:
-            time.sleep(0.05)
+        until(lambda: RunDirectory(tmp_path / "run").checkpoint().rounds >= 3, process)
         for processes in head.all_processes.values():
             os.kill(processes[0].process.pid, signal.SIGKILL)
-        assert process.wait(120) == 1
+        assert process.wait() == 1
     own.shutdown()
     assert 3 <= RunDirectory(tmp_path / "run").checkpoint().rounds < 300
     with done_by(LocalWorkers):
@@ -446,6 +453,7 @@ def test_the_death_of_the_head_ends_the_command_and_the_run_goes_on(machines: An
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 def test_errors_of_the_work_come_as_they_are() -> None:
     def diverge(chunk: Chunk) -> Any:
@@ -462,6 +470,7 @@ def test_errors_of_the_work_come_as_they_are() -> None:
 
 
 @installed
+@pytest.mark.system
 @needs_namespace
 @pytest.mark.usefixtures("connection")
 def test_nothing_listens_but_on_the_loopback() -> None:
@@ -473,6 +482,7 @@ def test_nothing_listens_but_on_the_loopback() -> None:
 
 
 @installed
+@pytest.mark.system
 def test_a_wrong_token_is_refused(address: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from personafl.cli import main; main()", "run", *COMMON, "rounds=1"]
     done = subprocess.run(
@@ -489,6 +499,7 @@ def test_a_wrong_token_is_refused(address: str, tmp_path: Path) -> None:
 
 
 @installed
+@pytest.mark.system
 @pytest.mark.usefixtures("connection")
 def test_a_node_with_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from personafl.simulate.workers import local
 from personafl.simulate.workers.local import LocalWorkers, WorkerFailed, cores, share_cores
 from personafl.storage.store import Store
 from personafl.testing import make_case
+from waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forks")
 
@@ -189,11 +189,7 @@ def test_workers_die_with_their_parent() -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = {int(word) for word in done.stdout.split()}
     assert len(pids) == 2
-    for _ in range(200):
-        if not any(_running(pid) for pid in pids):
-            break
-        time.sleep(0.05)
-    assert not any(_running(pid) for pid in pids)
+    until(lambda: not any(_running(pid) for pid in pids))
 
 
 def _running(pid: int) -> bool:

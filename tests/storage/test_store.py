@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from personafl.errors import BadInput
 from personafl.storage.store import Store
+from waiting import until
 
 CLIENTS = 7
 SHAPES: dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]] = {  # kind of client -> its state
@@ -240,10 +240,7 @@ def test_reading_ahead(tmp_path: Path) -> None:
     store.prefetch(np.array([*asked, *(client + 1000 for client in asked)]))
     pages = [np.arange(row * size // mmap.PAGESIZE, (row + 1) * size // mmap.PAGESIZE) for row in asked]
     wanted = np.concatenate(pages)
-    end = time.monotonic() + 20
-    while not all(cached(path)[wanted].all() for path in slabs):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+    until(lambda: all(cached(path)[wanted].all() for path in slabs))
     assert all(cached(path).sum() < 200 for path in slabs)
 
 

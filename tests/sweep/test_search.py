@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 import warnings
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from personafl import BadInput, Diverged, Recipe, api
 from personafl.recipe.values import merged
+from waiting import until
 
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra: pip install personafl[sweep]")
 
@@ -230,11 +230,7 @@ def started(path: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 120
-    while not (path / "trials/00000/seed0/checkpoint.json").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until((path / "trials/00000/seed0/checkpoint.json").exists, process)
     return process
 
 
@@ -255,14 +251,11 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_where_it_was(
     others = below(process.pid)
     assert len(others) >= 3  # the trial and its two workers, beside what Python starts
     process.send_signal(how)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     if how == signal.SIGINT:
         assert process.returncode == 130
         assert err == "stopped after 0 of 2 trials; continue with: personafl resume sweep\n"
-    deadline = time.monotonic() + 30
-    while not free(path / "trials/00000/seed0") or not others.isdisjoint(running()):  # all end with their parent
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: free(path / "trials/00000/seed0") and others.isdisjoint(running()))  # all end with their parent
     assert [trial.state for trial in load_sweep(path).trials] == ["running"]
     done = shortened(path)
     log = path / "trials/00000/seed0/metrics.jsonl"
