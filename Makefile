@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: checked demo demo-deploy docs results reproduced test test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
+.PHONY: checked demo demo-deploy docs results reproduced test test-system test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -21,7 +21,11 @@ types: install-dev
 	$(BIN)/mypy
 
 unit: install-dev
-	$(BIN)/pytest -n 2 --durations 15
+	$(BIN)/pytest -n 2 --dist loadfile --durations 15
+
+# Real processes on loopback, kills at every write, Ray, a SuperLink, the site and a browser: half an hour on two cores.
+test-system: install-dev
+	$(BIN)/pytest -m system -n 2 --dist loadfile --timeout 3600 --durations 15
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow --timeout 0

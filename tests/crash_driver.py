@@ -1,6 +1,6 @@
 """Evidence for `resume`: crash real processes at every write, or at random times, and compare every bit that comes out.
 
-    python tests/crash_driver.py failpoints | double | random N
+    python tests/crash_driver.py failpoints [N] | double | random N
 
 Prints one JSON object. Each crash is a SIGKILL of a forked child, which has torch and the data already, so that it
 costs a fraction of a second; what the child runs is the real command line, in its own process.
@@ -239,14 +239,14 @@ class Tally:
         return {"tried": self.tried, "identical": identical, "kills": self.kills, "different": self.different}
 
 
-def failpoints(root: Path) -> dict[str, Any]:
-    """Crash a run at every point of every write, once each."""
+def failpoints(root: Path, every: int) -> dict[str, Any]:
+    """Crash a run at every point of every write, or at every n-th, once each."""
     tally = Tally("run", FAILPOINTS, root)
     at = 0
     while crash_at(path := tally.fresh(f"at-{at}"), start_or_resume(path, "run", FAILPOINTS), at):
         tally.kills += 1
         tally.check(path, f"point {at}")
-        at += 1
+        at += every
     return tally.report()
 
 
@@ -288,7 +288,7 @@ def both(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     return {key: value + b[key] for key, value in a.items()}
 
 
-def main(what: str, count: int = 20) -> None:
+def main(what: str, count: int = 1) -> None:
     torch.set_num_threads(1)
     checkpoints.Store = lambda directory, _, index: Store(directory, BUDGET, index)  # type: ignore[assignment,misc]
     personafl.data.build.load = functools.cache(personafl.data.build.load)
@@ -297,7 +297,7 @@ def main(what: str, count: int = 20) -> None:
     if (threads := threading.active_count()) > 1:
         raise SystemExit(f"{threads} threads; forks would not be safe")
     works: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "failpoints": failpoints,
+        "failpoints": lambda root: failpoints(root, count),
         "double": double,
         "random": lambda root: both(
             at_random(root / "runs", count, "run", RANDOM),

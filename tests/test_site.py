@@ -13,6 +13,7 @@ import pytest
 from personafl.algorithms import METHODS
 from personafl.recipe.recipe import Recipe
 
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -54,10 +54,12 @@ def small() -> Results:
     return found
 
 
+@pytest.mark.system
 def test_three_servers_with_three_devices_each_give_the_simulators_bits(small: Results) -> None:
     assert [result["method"] for result in small["equal"] if result["equal"]] == ["fedbcd", "fedavg"]
 
 
+@pytest.mark.system
 def test_a_server_that_is_killed_and_started_again_rejoins(small: Results) -> None:
     """Two of three are waited for. What is late is taken, the coordinator is killed too, and nothing is lost."""
     (result,) = small["kills"]
@@ -67,6 +69,7 @@ def test_a_server_that_is_killed_and_started_again_rejoins(small: Results) -> No
     assert result["most_stale"] > 1
 
 
+@pytest.mark.system
 def test_a_server_that_stays_away_is_not_waited_for(small: Results) -> None:
     (result,) = small["down"]
     assert result["gone"] == [2]
@@ -75,6 +78,7 @@ def test_a_server_that_stays_away_is_not_waited_for(small: Results) -> None:
     assert result["equal"]
 
 
+@pytest.mark.system
 def test_a_cloud_whose_processes_are_killed_at_some_of_their_writes_gives_the_simulators_bits() -> None:
     results = driven("failpoints", "80", "sync")
     assert [result for result in results if not result.get("equal", True)] == []

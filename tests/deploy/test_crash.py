@@ -21,12 +21,13 @@ def driven(*words: str) -> list[dict[str, Any]]:
 
 
 def test_killed_processes_come_to_the_same_model() -> None:
-    results = driven("kills", "2")
-    assert len(results) == 2
+    results = driven("kills", "1")
+    assert len(results) == 1
     assert all(result["equal"] for result in results)
     assert sum(result["kills"] for result in results) > 0
 
 
+@pytest.mark.system
 def test_some_failpoints() -> None:
     results = driven("failpoints", "80")
     assert all(result["equal"] for result in results if "equal" in result)

@@ -17,6 +17,8 @@ from superlink import deployment
 from personafl.deploy.device.state import DeviceState
 from personafl.storage.rundir import RunDirectory
 
+pytestmark = pytest.mark.system
+
 
 def test_superlink_and_supernodes_give_the_simulators_bits_over_a_kill(tmp_path: Path) -> None:
     """One SuperNode is killed after the first round, and started again: its personal state was in its folder."""

@@ -11,6 +11,7 @@ from personafl.core.schedule import Linear
 from personafl.errors import BadInput
 from personafl.testing import LAWS, TOLERANCE, _close, _everything, make_case
 
+BY_OPTIMIZER = ("stacked_equals_one_by_one", "padding_is_inert")  # the others are about messages and states
 TRAININGS = {
     "sgd": Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3, clip=1.0)),
     "adam-steps": Training(work=Steps(steps=3, batch=5), optimizer=Adaptive(lr=0.01)),
@@ -32,14 +33,21 @@ def build(method: str, training: Training) -> Algorithm | BadInput:
         return refusal
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", BY_OPTIMIZER)
 @pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize("method", METHODS)
-def test_law(method: str, training: str, law: str) -> None:
+def test_law_with_every_optimizer(method: str, training: str, law: str) -> None:
     algorithm = build(method, TRAININGS[training])
     if isinstance(algorithm, BadInput):
         pytest.skip(f"{method} refuses this training: {algorithm}")
     LAWS[law](make_case(algorithm))
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if law not in BY_OPTIMIZER])
+@pytest.mark.parametrize("method", METHODS)
+def test_law(method: str, law: str) -> None:
+    """With the first training that the method takes."""
+    LAWS[law](make_case(next(found for t in TRAININGS.values() if isinstance(found := build(method, t), Algorithm))))
 
 
 @pytest.mark.parametrize("method", METHODS)

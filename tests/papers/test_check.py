@@ -135,6 +135,7 @@ def test_data_that_are_not_here_or_not_whole(tmp_path: Path) -> None:
     assert lacking(preset, preset.recipe(tmp_path)) == said
 
 
+@pytest.mark.system
 def test_our_presets_can_start_and_are_the_papers(tmp_path: Path) -> None:
     """All in one test, so that each data set is read once; and docs/reproduce.md has what the command prints."""
     if not SHARED.is_dir():

@@ -17,6 +17,7 @@ from report.cases import CLOUD
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')")
 
+pytestmark = pytest.mark.system
 Single = Callable[..., Path]
 Opened = Callable[..., Any]
 

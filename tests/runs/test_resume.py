@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +72,18 @@ def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     return report
 
 
-@pytest.fixture(scope="module")
-def drivers() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """The two long ones, side by side."""
-    running = {"failpoints": driver("failpoints"), "random": driver("random", "20")}
-    yield running
-    for process in running.values():
-        process.kill()
-        process.communicate()
-
-
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def test_a_crash_at_every_write(drivers: dict[str, subprocess.Popen[str]]) -> None:
+def test_a_crash_at_some_writes() -> None:
+    assert report_of(driver("failpoints", "30"))["tried"] > 5
+
+
+@pytest.mark.system
+def test_a_crash_at_every_write() -> None:
     """SIGKILL before every write, rename, removal and fsync of a run, and in the middle of every write."""
-    assert report_of(drivers["failpoints"])["tried"] > 150
+    assert report_of(driver("failpoints"))["tried"] > 150
 
 
 @pytest.mark.slow
@@ -97,11 +92,13 @@ def test_a_crash_at_every_write_of_a_resume() -> None:
     assert report_of(driver("double"))["kills"] > 100
 
 
-def test_kills_at_random_times(drivers: dict[str, subprocess.Popen[str]]) -> None:
+@pytest.mark.system
+def test_kills_at_random_times() -> None:
     """Processes killed wherever they were, some again while they resumed: 20 times in runs, 20 in comparisons."""
-    assert report_of(drivers["random"])["kills"] >= 40
+    assert report_of(driver("random", "20"))["kills"] >= 40
 
 
+@pytest.mark.system
 def test_kills_through_the_real_command(tmp_path: Path) -> None:
     """`personafl run` in a process of its own, killed in some round; its resume killed; and resumed to the end."""
     chance = random.Random(5)
@@ -130,26 +127,28 @@ def lines(path: Path) -> int:
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_resumes_after_every_round(tmp_path: Path, method: str) -> None:
-    """One round per process, so to speak, with a checkpoint each; and with no checkpoint at all until the end."""
-    recipe = {**RECIPE, "method": {"name": method}, "rounds": 4, "model": {"hidden": [6], "personal": "output"}}
+    """One round per process, so to speak, with a checkpoint each."""
+    recipe = changed(rounds=3, evaluation={"every": 2}, model={"name": "mlp", "hidden": [6], "personal": "output"})
+    recipe["method"] = {"name": method}
     if method in ("scaffold", "fedbcd", "fedbcdi"):  # they refuse momentum
         recipe["training"] = {**RECIPE["training"], "momentum": 0.0}
-    straight = tmp_path / "straight"
+    straight, often = tmp_path / "straight", tmp_path / "often"
     api.run(recipe, out=straight)
-    often, never = tmp_path / "often", tmp_path / "never"
     with pytest.raises(Crash):
         api.run(recipe, out=often, listener=crash_after(1))
-    for _ in range(3):
-        with pytest.raises(Crash):
-            api.resume(often, listener=lambda method, seed: crash_after(1))
+    with pytest.raises(Crash):
+        api.resume(often, listener=lambda method, seed: crash_after(1))
     api.resume(often)
     assert differences(outcome(often), outcome(straight)) == []
-    lazy = {**recipe, "engine": {"threads": 1, "checkpoint_seconds": 1000.0}}
+
+
+def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
+    api.run(RECIPE, out=tmp_path / "straight")
     with pytest.raises(Crash):
-        api.run(lazy, out=never, listener=crash_after(3))
-    assert RunDirectory(never).checkpoint().rounds == 0
-    api.resume(never)
-    assert set(differences(outcome(never), outcome(straight))) == {"recipe"}
+        api.run(changed(engine={"checkpoint_seconds": 1000.0}), out=tmp_path / "run", listener=crash_after(3))
+    assert RunDirectory(tmp_path / "run").checkpoint().rounds == 0
+    api.resume(tmp_path / "run")
+    assert set(differences(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))) == {"recipe"}
 
 
 @pytest.mark.parametrize("strategy", ["stacked", "sequential"])
@@ -250,6 +249,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome(path)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
 def test_signals(tmp_path: Path, long_run: dict[str, Any], signals: list[signal.Signals]) -> None:
     """One lets the round end and saves it; two stop at once; either way exit code 130 and the same bits later."""

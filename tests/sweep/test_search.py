@@ -242,6 +242,7 @@ def shortened(path: Path) -> int:
     return int(done)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_that_is_stopped_or_killed_goes_on_where_it_was(
     how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
