@@ -8,13 +8,20 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from personafl.errors import BadInput, did_you_mean
 
+Positive = Annotated[int, Field(ge=1)]
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Values of a recipe or another file of ours: unknown keys are errors."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
 def checked(

@@ -13,7 +13,7 @@ from personafl.core import rng
 from personafl.core.split import listed
 from personafl.data.allot import even_sizes
 from personafl.data.federated import FederatedData
-from personafl.errors import BadInput, did_you_mean
+from personafl.errors import BadInput
 
 Clients = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -64,14 +64,9 @@ def _dealt(clients: Clients, servers: int, seed: int) -> Clients:
 
 
 def _by_name(home: Clients, members: Sequence[Sequence[str]], data: FederatedData) -> None:
-    numbers = {name: client for client, name in enumerate(data.client_names)}
     for server, names in enumerate(members):
         for name in names:
-            if name not in numbers:
-                hint = did_you_mean(name, numbers)
-                hint = hint if len(hint) < 200 else f"there are {listed(list(numbers))}"
-                raise BadInput(f"cloud.members[{server}]: there is no client {name!r}; {hint}")
-            home[numbers[name]] = server
+            home[data.client_number(name, f"cloud.members[{server}]: there is")] = server
     left = data.seen[home[data.seen] < 0]
     if len(left):
         names = listed([data.client_names[client] for client in left])

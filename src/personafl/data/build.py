@@ -106,7 +106,8 @@ def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) 
     names = tuple("+".join(dataset.user_names[user] for user in members[client]) for client in large)
     every = Ragged.from_lists(rows[groups[int(client)]] for client in large)
     if official:
-        train, test = _by_split(every, dataset)
+        assert dataset.split is not None
+        train, test = every.divided(dataset.split[every.flat] == 1)
         _need(train, 1, names, "training", "data.test = 'auto' or a share such as 0.2")
         _need(test, 1, names, "test", "data.test = 'auto' or a share such as 0.2")
         return _Clients(names, train, test, notes)
@@ -196,15 +197,6 @@ def _hold_out(dataset: Dataset, rows: Ragged, fraction: float, seed: int, what: 
     if dataset.y.ndim == 2:
         return hold_out_last(rows, fraction)
     return hold_out(rows, _labels(dataset), fraction, numpy_generator(seed, "hold out", what))
-
-
-def _by_split(rows: Ragged, dataset: Dataset) -> tuple[Ragged, Ragged]:
-    assert dataset.split is not None
-    test, owner = dataset.split[rows.flat] == 1, rows.owner
-    return (
-        Ragged.from_owner(rows.flat[~test], owner[~test], len(rows)),
-        Ragged.from_owner(rows.flat[test], owner[test], len(rows)),
-    )
 
 
 def _labels(dataset: Dataset) -> Ints:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from personafl.options import short_form
+from personafl.options import Positive, Strict, short_form
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-Positive = Annotated[int, Field(ge=1)]
 
 
-class _Model(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
-
-class Users(_Model):
+class Users(Strict):
     """Natural users: each user, or each random group of `merge` users, is a client."""
 
     kind: Literal["users"] = "users"
@@ -24,7 +19,7 @@ class Users(_Model):
     clients: Positive | None = None  # take this many at random; None takes all
 
 
-class Classes(_Model):
+class Classes(Strict):
     """QuPeD: `per_client` random classes per client, equally many samples of each."""
 
     kind: Literal["classes"] = "classes"
@@ -33,7 +28,7 @@ class Classes(_Model):
     samples: Positive | None = None  # per client; None: as many as all can have
 
 
-class Diversity(_Model):
+class Diversity(Strict):
     """FedBCD: exactly `labels` labels and `samples` samples per client."""
 
     kind: Literal["diversity"] = "diversity"
@@ -42,7 +37,7 @@ class Diversity(_Model):
     samples: Positive | None = None  # per client; None: all samples / clients
 
 
-class Dirichlet(_Model):
+class Dirichlet(Strict):
     """FedSLR: label mixes drawn from Dirichlet(alpha); the smaller alpha, the more the clients differ."""
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -51,14 +46,14 @@ class Dirichlet(_Model):
     sizes: Literal["equal", "natural"] = "equal"
 
 
-class Iid(_Model):
+class Iid(Strict):
     """Every client draws from the same distribution."""
 
     kind: Literal["iid"] = "iid"
     clients: Positive = 50
 
 
-class Quantity(_Model):
+class Quantity(Strict):
     """Same distribution, very different sizes: drawn from Dirichlet(alpha)."""
 
     kind: Literal["quantity"] = "quantity"
@@ -68,7 +63,7 @@ class Quantity(_Model):
 
 Partition = Annotated[Users | Classes | Diversity | Dirichlet | Iid | Quantity, Field(discriminator="kind")]
 
-PARTITIONS: dict[str, type[_Model]] = {
+PARTITIONS: dict[str, type[Strict]] = {
     "users": Users,
     "classes": Classes,
     "diversity": Diversity,
@@ -78,7 +73,7 @@ PARTITIONS: dict[str, type[_Model]] = {
 }
 
 
-class Moments(_Model):
+class Moments(Strict):
     """Mean and standard deviation of each channel, to normalise images with."""
 
     mean: tuple[float, ...]
@@ -91,14 +86,14 @@ class Moments(_Model):
         return self
 
 
-class Augmentation(_Model):
+class Augmentation(Strict):
     """What training does to images, at random, each time it sees them."""
 
     flip: bool = False  # mirrored left to right, half of the time
     crop: Annotated[int, Field(ge=0)] = 0  # framed by so many black pixels, and a window of the old size cut out
 
 
-class DataConfig(_Model):
+class DataConfig(Strict):
     """Which data, and how clients share them."""
 
     source: str = "digits"  # a name (see `personafl datasets`), a path, or hf:NAME

@@ -6,15 +6,17 @@ import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from personafl.core.augment import UNCHANGED, Augment
+from personafl.core.split import listed
 from personafl.data.config import Moments
 from personafl.data.window import Window, copied
+from personafl.errors import BadInput, did_you_mean
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
@@ -69,6 +71,11 @@ class Ragged:
         """Group rows by their owner; each client's rows come out in ascending order."""
         order = np.lexsort((rows, owner))
         return cls(rows[order].astype(np.int64), _offsets(np.bincount(owner, minlength=clients)))
+
+    def divided(self, taken: NDArray[np.bool_]) -> tuple[Ragged, Ragged]:
+        """Return the entries that are not taken, [rows], and those that are."""
+        parts = (Ragged.from_owner(self.flat[mask], self.owner[mask], len(self)) for mask in (~taken, taken))
+        return next(parts), next(parts)
 
     @classmethod
     def empty(cls, clients: int) -> Ragged:
@@ -180,6 +187,18 @@ class FederatedData:
         """Return x and y of these rows, [*rows.shape, …], where they are computed with."""
         return copied(self.x, rows, self.device), copied(self.y, rows, self.device)
 
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: client for client, name in enumerate(self.client_names)}
+
+    def client_number(self, name: str, where: str) -> int:
+        """Return the number of the client that has a name; `where` says who asks for one that nobody has."""
+        if name not in self._numbers:
+            hint = did_you_mean(name, self._numbers)
+            hint = hint if len(hint) < 200 else f"there are {listed(list(self._numbers))}"
+            raise BadInput(f"{where} no client {name!r}; {hint}")
+        return self._numbers[name]
+
     def label_number(self, name: str) -> int | None:
         """Return the class that has a name; None: none has."""
         return self.label_names.index(name) if name in self.label_names else None
@@ -207,44 +226,13 @@ class FederatedData:
         )
 
 
-def make_federated(
-    *,
-    name: str,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    classes: int,
-    train: Ragged,
-    validation: Ragged,
-    test: Ragged,
-    seen: Rows,
-    unseen: Rows,
-    client_names: Sequence[str],
-    label_names: tuple[str, ...],
-    vocabulary: int | None = None,
-    notes: tuple[str, ...] = (),
-    task: TaskName | None = None,
-) -> FederatedData:
+def make_federated(*, task: TaskName | None = None, **fields: Any) -> FederatedData:
     """Build a FederatedData and hash its content; the task follows from y: sequences are next tokens, unless given."""
-    arrays = [x.numpy(), y.numpy(), seen, unseen]
-    for rows in (train, validation, test):
-        arrays += [rows.flat, rows.offset]
-    return FederatedData(
-        name=name,
-        x=x,
-        y=y,
-        classes=classes,
-        train=train,
-        validation=validation,
-        test=test,
-        seen=seen,
-        unseen=unseen,
-        client_names=client_names,
-        label_names=label_names,
-        fingerprint=_sha256(arrays),
-        task=task or ("classification" if y.ndim == 1 else "next-token"),
-        vocabulary=vocabulary,
-        notes=notes,
-    )
+    arrays = [fields["x"].numpy(), fields["y"].numpy(), fields["seen"], fields["unseen"]]
+    for split in ("train", "validation", "test"):
+        arrays += [fields[split].flat, fields[split].offset]
+    task = task or ("classification" if fields["y"].ndim == 1 else "next-token")
+    return FederatedData(task=task, fingerprint=_sha256(arrays), **fields)
 
 
 def blank(

@@ -25,14 +25,14 @@ def hold_out(rows: Ragged, label: Ints, fraction: float, rng: np.random.Generato
     start = (rng.integers(2**20, size=len(size)) / 2**20)[owner]
     place = np.arange(len(owner)) - rows.offset[owner]
     taken = _floor_ratio(place + 1, out, size[owner], start) > _floor_ratio(place, out, size[owner], start)
-    return _split(rows.flat[order], owner, taken, len(rows))
+    return Ragged(rows.flat[order], rows.offset).divided(taken)
 
 
 def hold_out_last(rows: Ragged, fraction: float) -> tuple[Ragged, Ragged]:
     """Split off the last rows of each client: text is tested on what comes after the text trained on."""
     owner, size = rows.owner, rows.sizes
     place = np.arange(len(owner)) - rows.offset[owner]
-    return _split(rows.flat, owner, place >= (size - _held(size, fraction))[owner], len(rows))
+    return rows.divided(place >= (size - _held(size, fraction))[owner])
 
 
 def deal_like(train: Ints, label: Ints, rng: np.random.Generator) -> tuple[Ragged, Ints]:
@@ -70,10 +70,3 @@ def _held(size: Ints, fraction: float) -> Ints:
 def _floor_ratio(place: Ints, out: NDArray[np.float64], size: Ints, start: NDArray[np.float64]) -> NDArray[np.float64]:
     result: NDArray[np.float64] = np.floor(place * out / size + start)
     return result
-
-
-def _split(flat: Ints, owner: Ints, taken: NDArray[np.bool_], clients: int) -> tuple[Ragged, Ragged]:
-    return (
-        Ragged.from_owner(flat[~taken], owner[~taken], clients),
-        Ragged.from_owner(flat[taken], owner[taken], clients),
-    )

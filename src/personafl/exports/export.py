@@ -21,7 +21,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.net import Net
 from personafl.core.split import listed
 from personafl.data.federated import FederatedData
-from personafl.errors import BadInput, did_you_mean
+from personafl.errors import BadInput
 from personafl.exports.card import model_card
 from personafl.exports.facts import facts_of, net_of, sizes_of
 from personafl.exports.onnxfile import check_installed, onnx_file
@@ -178,14 +178,9 @@ class _Finished:
         """Return the numbers of clients given by name."""
         if clients is None or clients == "all":
             return [] if clients is None else list(self._result.columns["client"])
-        numbers = {name: client for client, name in enumerate(self._federation.data.client_names)}
         asked = [clients] if isinstance(clients, str) else clients
-        for name in asked:
-            if name not in numbers:
-                hint = did_you_mean(name, numbers)
-                hint = hint if len(hint) < 200 else f"there are {listed(list(numbers))}"
-                raise BadInput(f"{self._run}: has no client {name!r}; {hint}")
-        return [numbers[name] for name in dict.fromkeys(asked)]
+        data = self._federation.data
+        return [data.client_number(name, f"{self._run}: has") for name in dict.fromkeys(asked)]
 
     def has(self, client: int | None, *models: str) -> bool:
         """Say whether a client has one of the models."""

@@ -7,24 +7,22 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from scipy import special
 
 from personafl.errors import BadInput
-from personafl.options import short_form
+from personafl.options import Strict, short_form
 
 Reals = NDArray[np.float64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Distribution(BaseModel, ABC):
+class _Distribution(Strict, ABC):
     """A law of seconds."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     @abstractmethod
     def at(self, hazard: Reals) -> Reals:
@@ -138,10 +136,8 @@ class Sample:
         return self.values[np.clip(place, 0, len(self.values) - 1)]
 
 
-class Trace(BaseModel):
+class Trace(Strict):
     """Measured times: drawn with replacement from a file (one number a line, or .npy)."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["trace"] = "trace"
     file: str

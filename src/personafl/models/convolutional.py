@@ -6,7 +6,7 @@ has ResNet-32. Their stem is 3×3 without pooling, or ImageNet's for larger imag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -130,43 +130,26 @@ class ResNet(nn.Module):
         return scores
 
 
-def resnet18(
-    input_shape: Sequence[int],
-    classes: int,
-    *,
-    width: Size = 64,
-    groups: Groups = 2,
-    stem: Stem = "small",
-    output_bias: bool = True,
-) -> nn.Module:
-    """ResNet-18 with GroupNorm: 4 stages of 2 blocks, the first `width` wide; images of at least 8×8."""
-    channels, _, _ = image_shape(input_shape, 8)
-    return ResNet(channels, classes, [width, 2 * width, 4 * width, 8 * width], 2, groups, stem, output_bias)
+def _resnet(depth: int, stages: int, blocks: int, first: int) -> Callable[..., nn.Module]:
+    """Return what makes a ResNet whose stages are each twice as wide as the one before."""
+
+    def resnet(
+        input_shape: Sequence[int],
+        classes: int,
+        *,
+        width: Size = first,
+        groups: Groups = 2,
+        stem: Stem = "small",
+        output_bias: bool = True,
+    ) -> nn.Module:
+        channels, _, _ = image_shape(input_shape, 8)
+        widths = [width * 2**stage for stage in range(stages)]
+        return ResNet(channels, classes, widths, blocks, groups, stem, output_bias)
+
+    resnet.__name__ = f"resnet{depth}"
+    what = f"{stages} stages of {blocks} blocks, the first `width` wide; images of at least 8×8."
+    resnet.__doc__ = f"ResNet-{depth} with GroupNorm: {what}"
+    return resnet
 
 
-def resnet20(
-    input_shape: Sequence[int],
-    classes: int,
-    *,
-    width: Size = 16,
-    groups: Groups = 2,
-    stem: Stem = "small",
-    output_bias: bool = True,
-) -> nn.Module:
-    """ResNet-20 with GroupNorm: 3 stages of 3 blocks, the first `width` wide; images of at least 8×8."""
-    channels, _, _ = image_shape(input_shape, 8)
-    return ResNet(channels, classes, [width, 2 * width, 4 * width], 3, groups, stem, output_bias)
-
-
-def resnet32(
-    input_shape: Sequence[int],
-    classes: int,
-    *,
-    width: Size = 16,
-    groups: Groups = 2,
-    stem: Stem = "small",
-    output_bias: bool = True,
-) -> nn.Module:
-    """ResNet-32 with GroupNorm: as ResNet-20, with 5 blocks in each stage."""
-    channels, _, _ = image_shape(input_shape, 8)
-    return ResNet(channels, classes, [width, 2 * width, 4 * width], 5, groups, stem, output_bias)
+resnet18, resnet20, resnet32 = _resnet(18, 4, 2, 64), _resnet(20, 3, 3, 16), _resnet(32, 3, 5, 16)

@@ -12,11 +12,12 @@ import tomllib
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from personafl.errors import BadInput, did_you_mean
+from personafl.options import Strict
 
 FOLDER = Path(__file__).parent
 PAPERS = ("fedalt", "fedslr", "quped", "fedbcd")
@@ -50,11 +51,7 @@ MEASURES: dict[Measure, str] = {
 }
 
 
-class _Entry(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
-
-class Dataset(_Entry):
+class Dataset(Strict):
     """Data that a setting needs and that do not come with the package."""
 
     comes_from: str
@@ -66,7 +63,7 @@ class Dataset(_Entry):
     task: Literal["classification", "next-token", "ctc"] = "classification"
 
 
-class Size(_Entry):
+class Size(Strict):
     """A setting at one size: what it changes in the recipe, on which data, and how long that takes."""
 
     dataset: str = "digits"  # a key of [datasets]
@@ -75,7 +72,7 @@ class Size(_Entry):
     hours: Annotated[float, Field(gt=0)]
 
 
-class Setting(_Entry):
+class Setting(Strict):
     """One comparison: a recipe at two sizes; several tables may be read from it.
 
     In a file, `like` names another setting that it starts from: its changes come after that one's.
@@ -91,7 +88,7 @@ class Setting(_Entry):
         return self.small if size == "small" else self.paper
 
 
-class _Group(_Entry):
+class _Group(Strict):
     """Something about keys of some settings' recipes, in some of their runs."""
 
     settings: tuple[str, ...] = ()  # names; none: all
@@ -116,7 +113,7 @@ class Differs(_Group):
     why: dict[str, str]
 
 
-class Value(_Entry):
+class Value(Strict):
     """What a paper prints for a key: `value` in the recipe's unit, `text` as it stands there, and how one is the other.
 
     Without a value it is something that recipes have no key for.
@@ -143,7 +140,7 @@ class Printed(_Group):
         return {key: value if isinstance(value, dict) else {"value": value} for key, value in values.items()}
 
 
-class Row(_Entry):
+class Row(Strict):
     """A line of a table: the paper's name and number, and which run and model it is here."""
 
     name: str
@@ -165,7 +162,7 @@ class Row(_Entry):
         return self.of.rpartition(".")[2]
 
 
-class Claim(_Entry):
+class Claim(Strict):
     """`more` ≥ `less` − margin, for two lines of a table; `text` is how the file has it."""
 
     text: str
@@ -189,7 +186,7 @@ class Claim(_Entry):
         return cls(text=text, more=more, less=less, margin=float(margin or 0))
 
 
-class Table(_Entry):
+class Table(Strict):
     """A table or figure of a paper, or one column of it."""
 
     title: str
@@ -215,7 +212,7 @@ class Table(_Entry):
         return [Claim.parse(text) for text in self.claims]
 
 
-class Paper(_Entry):
+class Paper(Strict):
     """A paper: what it is, and its tables."""
 
     key: str

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Literal, Self
 
 from personafl.cloud.topology import Matrix, check_mixing
 from personafl.errors import BadInput
 from personafl.latency.laws import Exponential, Latency, Trace
+from personafl.options import Positive, Strict
 
-Positive = Annotated[int, Field(ge=1)]
 ARRIVAL, STEP = Exponential(mean=2.0), Exponential(mean=1.0)  # as in the paper's §5.2
 
 
-class TimesSection(BaseModel):
+class TimesSection(Strict):
     """How long devices take, in a section with more."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     arrival: Latency = ARRIVAL  # until a device asks to take part
     step: Latency = STEP  # of one local step, or of an epoch where training is in epochs

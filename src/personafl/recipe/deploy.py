@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from personafl.data.federated import FederatedData, TaskName
+from personafl.options import Positive, Strict
 
-Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class DeploySection(BaseModel):
+class DeploySection(Strict):
     """How devices and a server run a recipe as processes of their own."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     input_shape: tuple[Positive, ...]  # of a sample
     classes: Positive

@@ -22,9 +22,9 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.net import Buffers, Net
 from personafl.core.split import listed
 from personafl.data.federated import FederatedData
-from personafl.errors import BadInput, did_you_mean
+from personafl.errors import BadInput
 from personafl.models import MODELS, default_model, make_net
-from personafl.options import checked, explain
+from personafl.options import Strict, checked, explain
 
 Clients = NDArray[np.int64]
 Samples = Annotated[int, Field(ge=0)]
@@ -51,10 +51,8 @@ class OwnNetwork(BaseModel):
         return self.model_copy(update={"name": default_model(data)}) if self.name == "auto" else self
 
 
-class DeviceSection(BaseModel):
+class DeviceSection(Strict):
     """A kind of device: who has it, and what fits on it."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(min_length=1)] | None = None  # None: "devices 1" and so on
     share: Annotated[float, Field(gt=0, le=1)] | None = None  # of the seen clients, and of the unseen ones
@@ -193,9 +191,6 @@ def _refusal(algorithm: Algorithm, what: str, key: str, ability: str) -> str:
 def deal(devices: Sequence[DeviceSection], data: FederatedData, seed: int) -> Clients:
     """Return the number of each client's profile, [clients]; 0 for all where there are no profiles."""
     profile = np.full(data.clients, -1 if devices else 0, dtype=np.int64)
-    numbers: dict[str, int] = {}
-    if any(device.way == "clients" for device in devices):
-        numbers = {name: client for client, name in enumerate(data.client_names)}
     sizes = data.train.sizes
     if devices and devices[0].way == "share":
         for group in (data.seen, data.unseen):
@@ -205,11 +200,7 @@ def deal(devices: Sequence[DeviceSection], data: FederatedData, seed: int) -> Cl
             profile[device.holds(sizes)] = index
     for index, device in enumerate(devices):  # last: a name goes before a size
         for name in device.clients or ():
-            if name not in numbers:
-                hint = did_you_mean(name, numbers)
-                hint = hint if len(hint) < 200 else f"there are {listed(list(numbers))}"
-                raise BadInput(f"devices[{index}].clients: there is no client {name!r}; {hint}")
-            profile[numbers[name]] = index
+            profile[data.client_number(name, f"devices[{index}].clients: there is")] = index
     _check_dealt(devices, data, profile)
     return profile
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from personafl.evaluate.choice import CAUTION
+from personafl.options import Positive, Strict
 
 
-class EvaluationSection(BaseModel):
+class EvaluationSection(Strict):
     """When models are scored during training; at the end they always are."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # rounds; 0: only at the end; auto: ten times a run
-    clients: Annotated[int, Field(ge=1)] = 10_000  # scored during training, always the same; if there are more, drawn
+    clients: Positive = 10_000  # scored during training, always the same; if there are more, drawn
     split: Literal["test", "validation"] = "test"  # validation: the test data stay unread, as in a sweep
     train: bool = False  # score each client's training data too, as they are without augmentation
     caution: Annotated[float, Field(gt=0, le=0.5)] = CAUTION  # a device leaves global if P(worse) is below

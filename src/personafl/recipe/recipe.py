@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from personafl.algorithms import METHODS
 from personafl.algorithms.training import Training
@@ -17,11 +17,11 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.batches import Steps
 from personafl.core.net import Buffers
 from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
-from personafl.core.schedule import Constant, Exponential, Linear, Schedule, Step
+from personafl.core.schedule import Constant, Exponential, Linear, Step
 from personafl.data.config import DataConfig
 from personafl.errors import BadInput, did_you_mean
 from personafl.models.adapters import AdapterKind
-from personafl.options import checked, explain, import_path
+from personafl.options import Positive, Strict, checked, explain, import_path
 from personafl.recipe.cloud import CloudSection, check_cloud
 from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import DeviceSection, check_devices, check_each
@@ -31,17 +31,10 @@ from personafl.recipe.values import merged, plain, without_none
 from personafl.runs.tracking import SinkName
 from personafl.simulate.buffer import BufferSection, check_buffer
 
-Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
-class Section(BaseModel):
-    """A part of a recipe: unknown keys are errors."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSection(Section):
+class ModelSection(Strict):
     """Which network; further keys are the model's own options."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
@@ -53,7 +46,7 @@ class ModelSection(Section):
     adapter_size: Positive = 16  # width of a bottleneck, rank of lora
 
 
-class TrainingSection(Section):
+class TrainingSection(Strict):
     """How a client trains in a round, for every method."""
 
     optimizer: Literal["sgd", "adam", "accelerated"] = "sgd"  # accelerated: projected gradient that looks ahead
@@ -93,32 +86,18 @@ class TrainingSection(Section):
         epochs = None if self.steps is not None else (self.epochs or 1)
         batch = None if self.batch == "all" else self.batch
         work = Steps(epochs=epochs, steps=self.steps, least=self.least_steps or self.least_epochs, batch=batch)
-        schedule: Schedule = self.schedule
+        common: dict[str, Any] = {key: getattr(self, key) for key in ("lr", "weight_decay", "clip", "schedule")}
         optimizer: LocalOptimizer
         if self.optimizer == "adam":
-            optimizer = Adaptive(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, schedule=schedule)
+            optimizer = Adaptive(**common)
         elif self.optimizer == "accelerated":
-            optimizer = Accelerated(
-                lr=self.lr,
-                momentum=self.momentum,
-                box=self.box,
-                weight_decay=self.weight_decay,
-                clip=self.clip,
-                schedule=schedule,
-            )
+            optimizer = Accelerated(momentum=self.momentum, box=self.box, **common)
         else:
-            optimizer = Sgd(
-                lr=self.lr,
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                weight_decay=self.weight_decay,
-                clip=self.clip,
-                schedule=schedule,
-            )
+            optimizer = Sgd(momentum=self.momentum, nesterov=self.nesterov, **common)
         return Training(work=work, optimizer=optimizer)
 
 
-class FederationSection(Section):
+class FederationSection(Strict):
     """Who takes part in a round, and how uploads are weighted."""
 
     cohort: int | float = 1.0  # clients per round: a count, or a share of the seen clients
@@ -160,7 +139,7 @@ class FederationSection(Section):
             )
 
 
-class MethodSection(Section):
+class MethodSection(Strict):
     """Which method; further keys are the method's own options."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
@@ -168,7 +147,7 @@ class MethodSection(Section):
     name: str = "fedavg"
 
 
-class PretrainSection(Section):
+class PretrainSection(Strict):
     """Stage (a): train a shared model first, without personal parts or adapters, and start from it."""
 
     rounds: Annotated[int, Field(ge=0)] = 0  # 0: no such stage
@@ -176,7 +155,7 @@ class PretrainSection(Section):
     training: TrainingSection | None = None  # None: as in the main stage
 
 
-class CompareSection(Section):
+class CompareSection(Strict):
     """What `personafl compare` runs: methods × seeds.
 
     `options.NAME` are a method's own options. `variants.NAME` names a changed recipe: its values replace the recipe's,
@@ -206,7 +185,7 @@ class CompareSection(Section):
             checked(find_method(name, "compare.options"), options, f"compare.options.{name}")
 
 
-class EngineSection(Section):
+class EngineSection(Strict):
     """How the simulator works; none of it changes results beyond rounding."""
 
     strategy: Literal["auto", "graphs", "stacked", "sequential"] = "auto"
@@ -227,7 +206,7 @@ class EngineSection(Section):
         return value
 
 
-class Recipe(Section):
+class Recipe(Strict):
     """A whole run."""
 
     name: str = "run"

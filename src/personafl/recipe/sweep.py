@@ -13,13 +13,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from personafl.errors import BadInput, did_you_mean
+from personafl.options import Positive, Strict
 
-Positive = Annotated[int, Field(ge=1)]
 SWEEP_FILE = "sweep.toml"  # of a directory that has a sweep
 TRIALS = 20  # if the recipe does not say
 # What must be equal in all trials, or decides nothing.
@@ -64,10 +64,8 @@ class Range:
         return self.low, self.high
 
 
-class SweepSection(BaseModel):
+class SweepSection(Strict):
     """What `personafl sweep` tries; the best is chosen by the mean accuracy of clients on validation data."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     keys: dict[str, Any]  # recipe key -> values to try, or { low, high, log }
     sampler: Literal["tpe", "random", "grid"] = "tpe"  # grid: every combination of lists

@@ -68,11 +68,6 @@ class Source:
     recipe: Values
     runs: tuple[Run, ...]
 
-    @property
-    def is_comparison(self) -> bool:
-        """Whether it has runs below it."""
-        return self.recipe_file == COMPARISON_FILE
-
 
 def load(paths: Sequence[Path]) -> tuple[Source, ...]:
     """Read runs and comparisons; fail if one is broken, or if they are not of one split."""
