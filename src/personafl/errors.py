@@ -1,7 +1,5 @@
 """The errors a user can act on. Each message is one line: what is wrong, where, and what to do."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Options by name: checks what a recipe gives for a function's keyword options, and says what is wrong in one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

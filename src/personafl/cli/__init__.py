@@ -3,8 +3,6 @@
 Exit codes: 0 done, 2 an error with its remedy, 130 stopped by the user; see `personafl.errors`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Annotated, NoReturn

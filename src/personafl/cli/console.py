@@ -1,7 +1,5 @@
 """The two consoles: results go to standard output, everything else to standard error."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands about data: describe them, and deal them to devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The commands that list what a recipe can have: recipe, methods, models, datasets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.table import Table

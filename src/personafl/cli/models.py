@@ -1,7 +1,5 @@
 """The commands about models: export, fit, model describe."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The commands that look at runs: report, watch, clients; and at waiting times: latency."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import threading

@@ -1,7 +1,5 @@
 """The commands that train, and those that print what came out: run, compare, resume, show."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Annotated, Any

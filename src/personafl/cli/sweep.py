@@ -1,7 +1,5 @@
 """The commands that find settings and costs: sweep, which `resume` and `show` know as well, and plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The tables that the command line prints: of results, of exported models, of networks that fit, of a network."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal

@@ -17,8 +17,6 @@ back, it goes on with its round.
 A round's number is the coordinator's when the server began it; a server never begins two with one number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

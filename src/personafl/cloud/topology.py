@@ -1,7 +1,5 @@
 """Which device belongs to which server, and how servers mix their models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Every partitioner and the test half use these. A table T is [clients, classes]; 
 to client i; the column sums may not exceed what the class has.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array

@@ -1,7 +1,5 @@
 """From a source to a federated data set in one call: partition, test, validation, unseen clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

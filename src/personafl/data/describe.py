@@ -1,7 +1,5 @@
 """Show a federated data set in the terminal: a summary, and who holds which classes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

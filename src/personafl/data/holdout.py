@@ -1,7 +1,5 @@
 """Test and validation rows: held out of a client's own rows, or dealt from an official test half."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -3,8 +3,6 @@
 Rows are positions 0 … samples - 1 of the labels given; no row is dealt twice.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Labels as words: the letters of a label's name are the target, to be learned with CTC from speech, say."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -5,8 +5,6 @@ on the device, which takes the place of the whole there; the host goes on while 
 where it is, so what was recorded for it (`fast.graphs`) holds.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

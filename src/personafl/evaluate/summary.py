@@ -1,7 +1,5 @@
 """Numbers over clients: what a table shows of per-client accuracies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

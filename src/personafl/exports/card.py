@@ -1,7 +1,5 @@
 """Model cards: what a model file says about itself, in Markdown for people."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

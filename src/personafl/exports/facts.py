@@ -1,7 +1,5 @@
 """What a model file says of the model in it, taken from the job that made it: the facts of a `modelfile.Card`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

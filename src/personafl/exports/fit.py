@@ -4,8 +4,6 @@ Nothing is trained. Sizes are exact: what a client's model takes in its packed f
 in `bytes_stored`. Memory is that of training, as `exports.memory` measures it, from shapes alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

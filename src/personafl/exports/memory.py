@@ -6,8 +6,6 @@ u is shared (as received, as trained, its gradient), v personal (as trained, its
 of one batch needs besides. Without a split u is everything; with a whole personal model v is everything too.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass

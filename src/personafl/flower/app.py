@@ -1,7 +1,5 @@
 """The folder that `flwr run` takes: a recipe and two modules of two lines. All else is installed on each machine."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Flower starts a ClientApp anew for each message, so each one says what the run i
 to the SuperLink once, so what is the same for all nodes is kept apart from what is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 

@@ -5,8 +5,6 @@ for answers itself, five times a second: `Grid.send_and_receive` does so every 3
 is that of `personafl server`, so a run that was stopped goes on where it was when the app is run again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

@@ -4,8 +4,6 @@ The times of the servers are independent and alike, with quantile function Q; β
 of the asynchronous cloud as τ_(R); it is τ_(B).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The time of a server's round: a law, a trace, or the slowest of the devices that take part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models by name, by dotted path, or any `nn.Module` of the user's."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

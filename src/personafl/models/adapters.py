@@ -8,8 +8,6 @@ An adapter is a child called `adapter` of the layer it belongs to, which keeps i
 trained without adapters is loaded by name into one with them.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Literal
 

@@ -4,8 +4,6 @@
 - split_input: some features go through a personal embedding, the others through a shared one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod

@@ -4,8 +4,6 @@ CNN1 and CNN2 are QuPeD's; ResNet-18 that of FedAlt/FedSim and FedSLR, ResNet-20
 has ResNet-32. Their stem is 3×3 without pooling, or ImageNet's for larger images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What a network costs where it is used: multiply-adds, and time on this machine."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ and a convolution W[o, i, a, b] = Σ_r u[(o, a), r]·v[r, (i, b)] is one along t
 Padding, of whatever mode, copies whole columns first and whole rows of z then, so it divides in the same way.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Mapping

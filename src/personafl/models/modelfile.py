@@ -5,8 +5,6 @@ is and which network it belongs to stands in the header's metadata, as text (see
 called: a network of the user's own is built only if its name is that of an `nn.Module` class.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@
 A module may say better what its parts are, and name new ones: `parts = {"output": ("head.*", "head_norm.*")}`.
 """
 
-from __future__ import annotations
-
 import glob
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Attention is written out, since torch's fused kernels do not stack over clients (vmap).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Small networks that every method can use. Each takes the data's facts and its own keyword options."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Annotated

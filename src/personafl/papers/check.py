@@ -1,7 +1,5 @@
 """`personafl reproduce --check`: can a preset start, and is every setting of it the paper's?"""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

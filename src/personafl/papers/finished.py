@@ -1,7 +1,5 @@
 """The tables of finished run directories; runs that cannot be compared are refused."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Presets: tables of a paper at a size, as a recipe that runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

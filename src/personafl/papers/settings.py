@@ -1,7 +1,5 @@
 """The settings of a preset's runs, key by key, beside those that its paper prints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

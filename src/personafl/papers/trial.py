@@ -3,8 +3,6 @@
 Networks are built on torch's `meta` device, where tensors have shapes and no numbers, so that large ones take no time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

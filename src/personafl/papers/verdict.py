@@ -1,7 +1,5 @@
 """Our numbers of a table, and whether a claim holds in them: paired differences over seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Show a plan: a table of methods, the sum, and warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich import box

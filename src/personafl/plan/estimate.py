@@ -3,8 +3,6 @@
 Who takes part is reckoned by expectation: of n clients, c a round, n·(1 − (1 − c/n)^R) took part after R rounds.
 """
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Two rounds go through the whole loop, from loading to result.json, in a temporar
 timed. Where there are many clients, only some of them take part, and what is done once per client is scaled.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import tempfile

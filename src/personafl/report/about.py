@@ -1,7 +1,5 @@
 """What was run: commands, recipes, data, and how far each run got."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The table with a line per client that a reader can sort and filter; the page carries it as plain values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

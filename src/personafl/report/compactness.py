@@ -1,7 +1,5 @@
 """What becomes of models during a run: ranks of what is sent, sparsity and size of what clients keep, their centers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from personafl.report.chart import Chart, Series

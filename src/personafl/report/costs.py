@@ -1,7 +1,5 @@
 """What accuracy costs: size on the device, bytes sent, seconds, virtual time."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

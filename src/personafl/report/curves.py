@@ -1,7 +1,5 @@
 """Learning curves: accuracy and loss against rounds, seconds, bytes and virtual time, means over seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence

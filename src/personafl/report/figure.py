@@ -1,7 +1,5 @@
 """Figures of the page: pictures of which a reader sees one at a time, by choices such as per round or per second."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Show how long waiting for the first B of N servers takes: a table in the terminal, and a chart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich import box

@@ -3,8 +3,6 @@
 A recipe is read as plain values: its methods and models may be of packages that are not here.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Sequence

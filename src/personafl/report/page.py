@@ -5,8 +5,6 @@ views and sorts the table of clients. All texts come through a template that esc
 lets no script run but that one.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

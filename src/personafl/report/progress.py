@@ -1,7 +1,5 @@
 """How far runs are, by their directories: what `personafl watch` shows."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The page of runs in progress, on this machine only: made anew whenever it is asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence

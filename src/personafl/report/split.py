@@ -1,7 +1,5 @@
 """The split picture: which classes each client holds, and how many samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

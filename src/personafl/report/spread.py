@@ -1,7 +1,5 @@
 """Pictures with a row per method: how something is spread over clients, as violins or as boxes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

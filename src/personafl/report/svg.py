@@ -1,7 +1,5 @@
 """Small pieces of SVG. On a page the style sheet colours what has a class; elsewhere the attributes do."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from html import escape

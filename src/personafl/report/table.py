@@ -3,8 +3,6 @@
 The command line and the page show the same one.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Axes: round numbers to mark, how to write them, and where values lie."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

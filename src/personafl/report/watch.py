@@ -1,7 +1,5 @@
 """The live view of runs in the terminal: it only reads their directories, so it can come and go."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that survive a crash: written whole or not at all, and in the order that the caller needs."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -4,8 +4,6 @@ Lines that decide how the run goes on are durable before anyone hears of them. A
 which is cut off.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -4,8 +4,6 @@ A row is the number of its client and the leaves of its state, end to end. A dis
 the process, as a crash does; a full one is an error before that, for rows are reserved.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from pathlib import Path

@@ -8,8 +8,6 @@ crash leaves rows that nobody refers to, which are free at the next start. Clien
     slab-N                 see `slab`
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

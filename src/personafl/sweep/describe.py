@@ -1,7 +1,5 @@
 """Show a sweep: a line for a trial that ended, and a table of them at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ It is sent tasks, and answers with a Score after every scoring of the first seed
 and with a Done at the end of each.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

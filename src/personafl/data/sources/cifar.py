@@ -3,8 +3,6 @@
 Krizhevsky 2009, Learning multiple layers of features from tiny images.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

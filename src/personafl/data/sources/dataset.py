@@ -1,7 +1,5 @@
 """A data set before it is dealt to clients, and the checks that every source passes through."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Hugging Face `datasets`: by name where there is a network, or from a local folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """MNIST's idx files, plain or gzipped (also Fashion-MNIST, EMNIST, KMNIST). LeCun et al. 1998."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib

@@ -5,8 +5,6 @@ Numbers (FEMNIST, Synthetic) are features, rows of 784 becoming 28 × 28 images.
 hashed words.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

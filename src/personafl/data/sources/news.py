@@ -1,7 +1,5 @@
 """AG-News-style CSV: class (from 1), title, description. Zhang, Zhao, LeCun 2015."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

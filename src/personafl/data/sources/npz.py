@@ -6,8 +6,6 @@ text[offset[i]:offset[i + 1]]; with labels it is classified by hashed words, wit
 next character (byte) is predicted.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping

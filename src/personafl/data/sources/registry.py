@@ -1,7 +1,5 @@
 """The list of sources, and finding out which one a string means."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

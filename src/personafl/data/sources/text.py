@@ -1,7 +1,5 @@
 """Text as numbers: hashed words for classification, characters or frequent words for the next token."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections import Counter
