@@ -93,9 +93,9 @@ def by_hand(weight: np.ndarray) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (53, 71)])  # with and without a byte that is filled up
-@pytest.mark.parametrize("levels", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256])
+@pytest.mark.parametrize("levels", [1, 2, 3, 4, 5, 8, 9, 16, 17, 100, 256])
 def test_codes_restore_weights_to_the_bit(levels: int, shape: tuple[int, int]) -> None:
-    """The identity times the weight is the weight; the codes in the file are those of the wire."""
+    """The identity times the weight is the weight; the codes are those of the wire, whole ones in a byte."""
     random = np.random.default_rng(levels)
     codes = np.concatenate([np.arange(levels), random.integers(0, levels, math.prod(shape) - levels)]).reshape(shape)
     centers = np.sort(random.standard_normal(levels).astype(np.float32))
@@ -103,9 +103,9 @@ def test_codes_restore_weights_to_the_bit(levels: int, shape: tuple[int, int]) -
     onnx.checker.check_model(packed, full_check=True)
     content = packed.SerializeToString()
     assert np.array_equal(scores_of(content, torch.eye(shape[0])).numpy(), centers[codes])
-    bits = max(1, math.ceil(math.log2(levels)))
+    bits = next(width for width in (1, 2, 4, 8) if levels <= 2**width)
     found = tensors_of(content)
-    sent = wire.Quantized.of(torch.from_numpy(codes), torch.from_numpy(centers))
+    sent = wire.Quantized.of(torch.from_numpy(codes), torch.zeros(2**bits))
     assert found["w.codes"].nbytes == math.ceil(math.prod(shape) * bits / 8)
     assert np.array_equal(found["w.codes"], sent.codes.numpy())
     assert np.array_equal(found["w.centers"][:levels], centers)

@@ -1,12 +1,11 @@
 """ONNX files: a trained network that stock onnxruntime runs, with nothing of ours, its quantized weights still packed.
 
-A weight with few distinct values, m of them, is stored as in `wire.Quantized`: its values (`centers`) and codes of
-⌈log₂ m⌉ bits, packed. Some nodes restore it. They depend on nothing else, so onnxruntime runs them just once, when it
-makes a session. Where bytes hold whole codes, a table has the values of every possible byte; codes of 3, 5, 6 and 7
-bits are cut out of two bytes each:
+A weight with few distinct values is stored as in `wire.Quantized`: its values (`centers`) and their codes, packed, in
+the next of 1, 2, 4 or 8 bits, so that bytes hold whole codes. A table has the codes of every possible byte:
 
-    1, 2, 4, 8 bits   weight = Gather(Gather(centers, codes in every byte), bytes)
-    3, 5, 6, 7 bits   weight = Gather(centers, (byte >> right | byte before << left) & mask)
+    weight = Gather(Gather(centers, codes in every byte), bytes)
+
+These nodes depend on nothing else, so onnxruntime runs them just once, when it makes a session.
 """
 
 from __future__ import annotations
@@ -139,7 +138,9 @@ def _lookup(weight: onnx.TensorProto) -> _Lookup | None:
     if not 0 < len(centers) <= _MOST:
         return None
     shaped = codes.reshape(values.shape)  # numpy 1 returns them flat
-    return _Lookup(weight.name, wire.Quantized.of(torch.from_numpy(shaped), torch.from_numpy(centers)))
+    bits = next(width for width in (1, 2, 4, 8) if len(centers) <= 2**width)
+    every = np.pad(centers, (0, 2**bits - len(centers)), mode="edge")  # for all codes of so many bits
+    return _Lookup(weight.name, wire.Quantized.of(torch.from_numpy(shaped), torch.from_numpy(every)))
 
 
 class _Lookup:
@@ -148,17 +149,15 @@ class _Lookup:
     def __init__(self, name: str, form: wire.Quantized) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
-        self.shared: dict[str, onnx.TensorProto] = {}
         self._name, self._shape = name, form.shape.tolist()
-        self._bits = form.bits(form.centers)
-        # The tables have all codes that so many bits can be, also those that do not occur.
-        unused = np.full(2**self._bits - len(form.centers), form.centers[-1], np.float32)
-        centers = self._own("centers", np.concatenate([form.centers.numpy(), unused]))
+        bits = form.bits(form.centers)
+        per_byte = 8 // bits
+        every = wire.Quantized(_BYTES, form.centers, torch.tensor([256, per_byte])).unpacked()
+        self.shared = {f"{bits}bit.table": _tensor(f"{bits}bit.table", every.numpy().astype(np.uint8))}
+        centers = self._own("centers", form.centers.numpy())
         codes = self._own("codes", form.codes.numpy())
-        if 8 % self._bits == 0:
-            self._whole_codes(codes, centers, len(form.codes))
-        else:
-            self._cut_codes(codes, centers, len(form.codes))
+        values = self._add("Gather", centers, self._index(f"{bits}bit.table"))  # [256, codes in a byte]
+        self._shaped(self._add("Gather", values, self._index(codes)), len(form.codes) * per_byte)
         self.nodes[-1].output[0] = name
 
     @property
@@ -166,37 +165,6 @@ class _Lookup:
         """Bytes that it takes in the file, what is shared aside."""
         parts: list[Any] = [*self.nodes, *self.tensors]
         return sum(int(part.ByteSize()) for part in parts)
-
-    def _whole_codes(self, codes: str, centers: str, length: int) -> None:
-        per_byte = 8 // self._bits
-        form = wire.Quantized(_BYTES, torch.empty(2**self._bits), torch.tensor([256, per_byte]))
-        table = self._all("table", form.unpacked().numpy().astype(np.uint8))
-        values = self._add("Gather", centers, self._index(table))  # [256, codes in a byte]
-        self._shaped(self._add("Gather", values, self._index(codes)), length * per_byte)
-
-    def _cut_codes(self, codes: str, centers: str, length: int) -> None:
-        bits, groups = self._bits, math.ceil(math.prod(self._shape) / 8)  # 8 codes are in as many bytes as bits
-        if missing := groups * bits - length:
-            codes = self._add("Concat", codes, self._own("rest", np.zeros(missing, np.uint8)), axis=0)
-        codes = self._add("Reshape", codes, self._own("groups", np.array([groups, bits])))
-        ends = bits * np.arange(1, 9)  # in bits, of each code of a group
-        last = (ends - 1) // 8
-        right = 8 * (last + 1) - ends
-        left = np.where(right > 0, 8 - right, 0)
-        before = np.where(right > 0, np.maximum(last - 1, 0), last)
-        low = self._shifted(codes, last, right, "RIGHT")
-        high = self._shifted(codes, before, left, "LEFT")
-        mask = self._all("mask", np.array([2**bits - 1], np.uint8))
-        places = self._add("BitwiseAnd", self._add("BitwiseOr", low, high), mask)  # [groups, 8]
-        # A code's first bit is its lowest, but the highest of those in the byte.
-        turned = np.array([int(f"{code:0{bits}b}"[::-1], 2) for code in range(2**bits)], np.int32)
-        values = self._add("Gather", centers, self._all("turned", turned))
-        self._add("Gather", values, self._index(self._shaped(places, 8 * groups)))
-
-    def _shifted(self, codes: str, columns: NDArray[Any], by: NDArray[Any], direction: str) -> str:
-        column = self._all(f"column_{direction}", columns.astype(np.int32))
-        chosen = self._add("Gather", codes, column, axis=1)
-        return self._add("BitShift", chosen, self._all(direction, by.astype(np.uint8)), direction=direction)
 
     def _shaped(self, name: str, entries: int) -> str:
         """Cut off what fills the last byte, and return the rest in the shape of the weight."""
@@ -223,11 +191,6 @@ class _Lookup:
     def _own(self, part: str, values: NDArray[Any]) -> str:
         self.tensors.append(_tensor(f"{self._name}.{part}", values))
         return self.tensors[-1].name
-
-    def _all(self, part: str, values: NDArray[Any]) -> str:
-        name = f"{self._bits}bit.{part.lower()}"
-        self.shared[name] = _tensor(name, values)
-        return name
 
 
 def _tensor(name: str, values: NDArray[Any]) -> onnx.TensorProto:
