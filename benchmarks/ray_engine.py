@@ -31,8 +31,8 @@ from personafl.recipe.values import apply_overrides
 from personafl.runs.build import prepare
 from personafl.runs.job import Job
 from personafl.simulate.cloud import make_simulation
-from personafl.simulate.workers import ray_node
-from personafl.simulate.workers.cluster import connected
+from personafl.simulate.ray import node
+from personafl.simulate.ray.cluster import connected
 from personafl.storage.store import Store
 
 COMMON = ["data.partition.kind=dirichlet", "data.partition.clients=40", "engine.workers=2", "training.epochs=5"]
@@ -83,7 +83,7 @@ class Travelled:
 
     def __init__(self) -> None:
         self.sent = self.received = 0
-        pack, unpack = ray_node._packed, ray_node._unpacked
+        pack, unpack = node._packed, node._unpacked
 
         @functools.wraps(pack)
         def packed(value: torch.Tensor) -> Any:
@@ -96,7 +96,7 @@ class Travelled:
             self.received += value.nbytes
             return value
 
-        ray_node._packed, ray_node._unpacked = packed, unpacked
+        node._packed, node._unpacked = packed, unpacked
 
 
 class Measured(NamedTuple):

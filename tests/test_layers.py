@@ -23,7 +23,7 @@ KNOWN = {  # to be mended
     "recipe.recipe -> simulate.buffer",
     "recipe.recipe runs.tracking",
     "core fast",
-    "recipe runs simulate simulate.workers",
+    "recipe runs simulate",
     "deploy.server.rounds",
     "runs.runner",
     "runs.runner.prepare",

@@ -34,14 +34,14 @@ from personafl.runs.build import prepare
 from personafl.runs.listener import Progress
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.cohort import draw_cohort
+from personafl.simulate.ray import cluster, node
+from personafl.simulate.ray.cluster import connected
+from personafl.simulate.ray.driver import RayWorkers, _RemoteWorker
+from personafl.simulate.ray.node import Node, pack_tensors
 from personafl.simulate.simulator import Simulation
 from personafl.simulate.trainer import Chunk
-from personafl.simulate.workers import cluster, ray_node
-from personafl.simulate.workers.cluster import connected
 from personafl.simulate.workers.local import LocalWorkers, WorkerFailed, done_by
 from personafl.simulate.workers.nodestore import NodeStore, StatesLost
-from personafl.simulate.workers.ray_driver import RayWorkers, _RemoteWorker
-from personafl.simulate.workers.ray_node import Node, pack_tensors
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 from waiting import until
@@ -177,7 +177,7 @@ def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: 
 def counted() -> Iterator[Counter[str]]:
     """Count the bytes of the tensors that this process sends and receives."""
     travelled: Counter[str] = Counter()
-    pack, unpack = ray_node._packed, ray_node._unpacked
+    pack, unpack = node._packed, node._unpacked
 
     @functools.wraps(pack)
     def packed(value: Tensor) -> Any:
@@ -191,8 +191,8 @@ def counted() -> Iterator[Counter[str]]:
         return value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray_node, "_packed", packed)
-        patch.setattr(ray_node, "_unpacked", unpacked)
+        patch.setattr(node, "_packed", packed)
+        patch.setattr(node, "_unpacked", unpacked)
         pack_tensors()
         yield travelled
     pack_tensors()
@@ -286,13 +286,13 @@ def test_states_of_clients_under_way_stay_too(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("connection")
 def test_the_states_of_nodes_leave_nothing_behind(tmp_path: Path) -> None:
     folders = Path(tempfile.gettempdir())
-    (orphan := folders / f"{ray_node._PREFIX}orphan").mkdir()
+    (orphan := folders / f"{node._PREFIX}orphan").mkdir()
     (orphan / "lock").touch()
     job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto"])))
     simulation = make_simulation(job.federation, Store(tmp_path / "states", 2**20))
-    before = set(folders.glob(f"{ray_node._PREFIX}*"))
+    before = set(folders.glob(f"{node._PREFIX}*"))
     simulation.step(0)
-    made = set(folders.glob(f"{ray_node._PREFIX}*")) - before
+    made = set(folders.glob(f"{node._PREFIX}*")) - before
     assert len(made) == 2
     assert not orphan.exists()
     simulation.workers.close()

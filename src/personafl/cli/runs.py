@@ -153,7 +153,7 @@ def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractC
         if address is not None:
             raise BadInput("--address: is for --engine ray")
         return contextlib.nullcontext()
-    from personafl.simulate.workers.cluster import connected
+    from personafl.simulate.ray.cluster import connected
 
     return connected(address)
 

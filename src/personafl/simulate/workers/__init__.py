@@ -1,1 +1,1 @@
-"""Who trains chunks of clients: this process, worker processes, or the nodes of a Ray cluster."""
+"""Who trains chunks of clients: this process or worker processes; and where the states of clients are."""

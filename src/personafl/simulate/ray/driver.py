@@ -18,10 +18,10 @@ import numpy as np
 
 from personafl.core.tree import Tree
 from personafl.errors import BadInput, PersonaError
+from personafl.simulate.ray.node import Answer, Node, NodeStates, RemoteStates, Worker, in_short
 from personafl.simulate.trainer import Chunk, StatesOnNodes
 from personafl.simulate.workers.local import Count, Work, WorkerFailed
 from personafl.simulate.workers.nodestore import HOME, NodeStore, StatesLost, lost
-from personafl.simulate.workers.ray_node import Answer, Node, NodeStates, RemoteStates, Worker, in_short
 from personafl.storage.slab import Clients, Entry
 from personafl.storage.store import Store
 

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from personafl.errors import BadInput
+from personafl.simulate.ray.driver import RayWorkers, first_answer, nodes_of, on_node
+from personafl.simulate.ray.node import in_short, pack_tensors
 from personafl.simulate.workers.local import done_by
-from personafl.simulate.workers.ray_driver import RayWorkers, first_answer, nodes_of, on_node
-from personafl.simulate.workers.ray_node import in_short, pack_tensors
 
 # Ray reads these when it is imported, and hands them on to what it starts.
 _ALWAYS = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
