@@ -122,7 +122,7 @@ def personal_names(method: str, **model: object) -> set[str]:
     split, names = federation.problems[0].split, federation.problems[0].net.shapes
     assert split is not None
     server = federation.algorithm.server
-    down = server.broadcast(server.init(federation.problems[0], federation.start, federation.population))
+    down = server.broadcast(server.init(federation.problems[0], federation.start, federation.roster.population))
     kept = federation.algorithm.client.init(federation.problems[0], down, torch.Generator())
     assert {path.removeprefix("personal/") for path in flatten(kept)} == set(filter(split.is_personal, names))
     return set(filter(split.is_personal, names))

@@ -110,7 +110,7 @@ def two(protocol: str, **changes: Any) -> Recipe:
 def handed(recipe: Recipe, folder: Path, place: int) -> tuple[CloudRounds, Announce, bytes]:
     """Return a server that has begun, and something that it may hand in."""
     rounds = CloudRounds(recipe, folder / f"cloud-{place}", place)
-    state = wire.encode(without_own(rounds._serving(federation=rounds._base).server))
+    state = wire.encode(without_own(rounds._base.serving().state))
     return rounds, Announce(round=0, clients=2), state
 
 
@@ -146,7 +146,7 @@ def test_a_sum_that_weighs_nothing_is_refused(tmp_path: Path) -> None:
     """The mean would not be finite."""
     recipe = two("sync")
     with joined(recipe, tmp_path / "run") as made:
-        nothing = wire.encode(sum_like(made._simulation.federation)[0])
+        nothing = wire.encode(sum_like(made._base)[0])
         with pytest.raises(Refused) as caught:
             made.announce(0, Announce(round=0, clients=2), nothing)
         assert caught.value.code is Code.BAD_SAMPLES

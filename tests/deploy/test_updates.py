@@ -82,7 +82,7 @@ def second_round(folder: Path, recipe: Recipe) -> Open:
 
 
 def model_of(rounds: Rounds) -> str:
-    return digest_of(wire.encode(rounds._simulated.saved()))
+    return digest_of(wire.encode(rounds._server.state))
 
 
 def refusal(opened: Open, update: Update, payload: bytes, who: Identity | None = None) -> Code | None:

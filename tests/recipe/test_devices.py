@@ -203,8 +203,8 @@ def test_penalties_reach_the_problem_and_the_weights() -> None:
         assert [problem.penalty for problem in fed.problems] == [0.2, 1.0]
         samples = fed.data.train.sizes if weights == "examples" else np.ones(fed.data.clients)
         expected = samples * np.array([0.2, 1.0])[fed.problem_of]
-        assert fed.weights_of(fed.data.seen).tolist() == expected[fed.data.seen].tolist()
-        assert fed.population == pytest.approx(expected[fed.data.seen].sum())
+        assert fed.roster.weights_of(fed.data.seen).tolist() == expected[fed.data.seen].tolist()
+        assert fed.roster.population == pytest.approx(expected[fed.data.seen].sum())
 
 
 def test_methods_that_allow_it_say_so() -> None:

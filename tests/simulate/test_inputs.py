@@ -21,7 +21,7 @@ from personafl.data.config import Augmentation, Iid, Moments
 from personafl.data.inputs import as_seen, moments_of
 from personafl.data.sources.dataset import checked
 from personafl.deploy.device.datafile import deal
-from personafl.deploy.server.rounds import deployable
+from personafl.deploy.server.opening import deployable
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.runs.scoring import score, tune

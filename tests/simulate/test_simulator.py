@@ -29,7 +29,7 @@ from personafl.errors import Diverged
 from personafl.evaluate.score import Scores
 from personafl.runs.build import prepare
 from personafl.runs.scoring import score, tune
-from personafl.simulate import simulator, trainer
+from personafl.simulate import serverside, simulator
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.engine import Engine, gather
 from personafl.simulate.federation import Federation
@@ -144,7 +144,7 @@ def test_newcomers_are_as_if_each_began_alone(simulate: Any, method: str, draws:
     fed, down, clients = run.federation, run.down(), np.array([3, 4, 9])
     states = run.states(0, down, clients)
     for row, client in enumerate(clients.tolist()):
-        alone = fed.cast(fed.algorithm.client.init(fed.problems[0], down, rng.generator(5, "init", client)))
+        alone = fed.learners.cast(fed.algorithm.client.init(fed.problems[0], down, rng.generator(5, "init", client)))
         for path, leaf in tree.flatten(alone).items():
             assert torch.equal(tree.flatten(states)[path][row], leaf)
     assert all(leaf.is_contiguous() for leaf in tree.leaves(states))
@@ -181,13 +181,13 @@ def test_the_mean_is_the_one_by_hand(simulate: Any, weights: str, strategy: str)
 def test_bytes_are_those_of_the_messages(simulate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encode every message of every client of three rounds and add up the lengths."""
     up: list[int] = []
-    real = trainer.join
+    real = serverside.join
 
     def spy(joined: Any, uploads: Any, weights: Tensor) -> Any:
         up.extend(len(wire.encode(tree.take(uploads, row))) for row in range(len(weights)))
         return real(joined, uploads, weights)
 
-    monkeypatch.setattr(trainer, "join", spy)
+    monkeypatch.setattr(serverside, "join", spy)
     run = simulate(federation("ditto", engine=Engine("stacked", 2)))
     for number in range(3):
         up.clear()

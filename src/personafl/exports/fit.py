@@ -244,7 +244,7 @@ def _networks(
 def _quantized(federation: Federation, problem: Problem) -> frozenset[str]:
     """Return the weights that the method quantizes, by its own word."""
     rule, start = federation.algorithm, federation.start or {}
-    down = rule.server.broadcast(rule.server.init(problem, start, federation.population))
+    down = rule.server.broadcast(rule.server.init(problem, start, federation.roster.population))
     state = rule.client.init(problem, down, rng.generator(federation.seed, "fit"))
     parts = packed(rule.client, problem, down, state)["personal"]
     return frozenset(name for part in parts for name, leaf in part.items() if isinstance(leaf, Quantized))

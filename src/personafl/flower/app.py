@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tomli_w
 
-from personafl.deploy.server.rounds import deployable
+from personafl.deploy.server.opening import deployable
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.storage.files import storage

@@ -69,7 +69,7 @@ def prepare(
         buffer=buffer,
         workers=recipe.engine.workers if device.type == "cpu" else 1,
     )
-    algorithm.server.init(problems[0], start, federation.population)  # one that needs a split says so here
+    algorithm.server.init(problems[0], start, federation.roster.population)  # one that needs a split says so here
     return Job(recipe, federation, objects)
 
 

@@ -11,26 +11,26 @@ from numpy.typing import NDArray
 from personafl.core import wire
 from personafl.models.modelfile import compacted
 from personafl.runs.sizes import packed_models
-from personafl.simulate.simulator import Simulation
+from personafl.simulate.clientside import ClientSide
 
 Clients = NDArray[np.int64]
 CLIENTS = 20  # of each kind of device; packing all of many would take longer than the rounds
 
 
-def observe(simulation: Simulation, clients: Clients) -> Iterator[dict[str, Any]]:
+def observe(side: ClientSide, clients: Clients) -> Iterator[dict[str, Any]]:
     """Yield, per kind of device, means over some clients that have models; nothing if their rule has no compact form.
 
     `density` is the share of the entries of a client's own part that are not 0, `centers` are those of each quantized
     weight, `parameters` and `bytes` are those of the whole personal model.
     """
-    if not hasattr(simulation.federation.algorithm.client, "packed"):
+    if not hasattr(side.learners.rule, "packed"):
         return
-    known = np.array([client for client in map(int, clients) if simulation.has_model(client)], dtype=np.int64)
-    kinds = simulation.federation.problem_of[known]
+    known = np.array([client for client in map(int, clients) if side.has_model(client)], dtype=np.int64)
+    kinds = side.learners.problem_of[known]
     for kind in np.unique(kinds).tolist():
         members = known[kinds == kind]
         places = np.linspace(0, len(members) - 1, min(CLIENTS, len(members))).round().astype(np.int64)
-        models = [_personal(simulation, client) for client in members[places].tolist()]
+        models = [_personal(side, client) for client in members[places].tolist()]
         centers = [wire.centers(parts[-1]) for parts in models]
         yield {
             "device": kind,
@@ -42,5 +42,5 @@ def observe(simulation: Simulation, clients: Clients) -> Iterator[dict[str, Any]
         }
 
 
-def _personal(simulation: Simulation, client: int) -> tuple[Any, ...]:
-    return packed_models(simulation, None, client, int(simulation.homes[client]))["personal"]
+def _personal(side: ClientSide, client: int) -> tuple[Any, ...]:
+    return packed_models(side, None, client, int(side.homes[client]))["personal"]

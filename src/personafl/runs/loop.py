@@ -18,7 +18,7 @@ from personafl.runs.listener import Listener, Note, Progress, Tuning
 from personafl.runs.problems import START_FILE
 from personafl.runs.recording import record_forms, record_scores, score_all
 from personafl.runs.result import Result, make_result
-from personafl.runs.scoring import global_model, tune
+from personafl.runs.scoring import tune
 from personafl.runs.sizes import measure
 from personafl.runs.tracking import Tracker
 from personafl.simulate.calibrate import calibrated
@@ -116,7 +116,7 @@ def _finish(run: Run) -> Result:
     record_forms(run, run.total.rounds - 1, run.total.time)
     members = {"seen": data.seen, "unseen": data.unseen}
     sizes = {name: measure(run.simulation, run.tuned, members[name]) for name in scored}
-    shared = global_model(run.simulation, run.simulation.down())  # of several servers the mean; runs may start from it
+    shared = run.simulation.global_model(run.simulation.down())  # of several servers the mean; runs may start from it
     result = make_result(path, job.recipe, job.federation, scored, run.total, sizes)
     atomic_write(path / START_FILE, wire.encode(shared or {}))
     atomic_write(path / "clients.csv", result.clients_csv().encode())

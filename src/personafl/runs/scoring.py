@@ -1,4 +1,4 @@
-"""The models that come out of a simulation: fine-tuning them, and scoring them on the clients' data."""
+"""The models that come out of training: fine-tuning them, and scoring them on the clients' data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from personafl.core.tree import Params, Tree
 from personafl.data.federated import Ragged
 from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import Scores, try_personal, try_shared
-from personafl.simulate.engine import gather, steps_of
-from personafl.simulate.simulator import Simulation
-from personafl.simulate.trainer import bound
+from personafl.simulate.clientside import ClientSide
+from personafl.simulate.engine import gather
 from personafl.storage.store import Store
 
 Clients = NDArray[np.int64]
@@ -42,22 +41,14 @@ class Scored:
     chooses: NDArray[np.bool_]  # [clients]
 
 
-def tune(simulation: Simulation, tuned: Store, clients: Clients, number: int) -> None:
+def tune(side: ClientSide, tuned: Store, clients: Clients, number: int) -> None:
     """Fine-tune clients after `number` rounds, from their states or as newcomers, and keep the result in `tuned`."""
-    fed, rule = simulation.federation, simulation.federation.algorithm.client
-    steps = steps_of(fed.data, clients, rule.tuning, fed.seed, number)
-    for which, server, group in simulation.groups(clients, steps):
-        down = simulation.down(server)
-        data = gather(fed.data, group, rule.tuning, fed.seed, number)
-        states = simulation.states(which, down, group)
-        states = fed.engines[which].train(bound(rule.personalize, fed.problems[which]), down, states, data)
-        simulation.check(f"after round {number}: fine-tuning", group, states)
-        flat = {path: leaf.contiguous().cpu() for path, leaf in tree.flatten(states).items()}
-        tuned.put(group, flat)
+    for group, states in side.personalize(clients, number):
+        tuned.put(group, {path: leaf.contiguous().cpu() for path, leaf in tree.flatten(states).items()})
 
 
 def score(
-    simulation: Simulation, tuned: Store | None, clients: Clients, splits: Mapping[str, Ragged], blends: bool
+    side: ClientSide, tuned: Store | None, clients: Clients, splits: Mapping[str, Ragged], blends: bool
 ) -> Scored:
     """Score what clients can use now: "global", "personal" (the state), "tuned" (fine-tuned from the state).
 
@@ -67,28 +58,28 @@ def score(
     `blends`, mixtures of the global and the last personal model (tuned, if any) are scored too, as "blend 0.25" etc.,
     where both are of one architecture and in full precision.
     """
-    fed, rule = simulation.federation, simulation.federation.algorithm.client
-    downs = {server: simulation.down(server) for server in np.unique(simulation.homes[clients]).tolist()}
-    globals_ = {server: global_model(simulation, down) for server, down in downs.items()}
-    everyone = {server: clients[simulation.homes[clients] == server] for server in downs}
+    who, rule = side.learners, side.learners.rule
+    downs = {server: side.down(server) for server in np.unique(side.homes[clients]).tolist()}
+    globals_ = {server: side.global_model(down) for server, down in downs.items()}
+    everyone = {server: clients[side.homes[clients] == server] for server in downs}
     shared = {
-        (server, split): try_shared(fed.problems[0], params, fed.data, rows, everyone[server])
+        (server, split): try_shared(who.problems[0], params, who.data, rows, everyone[server])
         for server, params in globals_.items()
         if params is not None
         for split, rows in splits.items()
     }
     scores: dict[tuple[str, str], list[tuple[Clients, Scores]]] = {}
     gains: dict[str, list[tuple[Clients, Gains]]] = {}
-    twice = tuned is not None and bool((simulation.have_models(clients) & tuned.has(clients)).any())
-    for which, server, members in simulation.groups(_by_size(clients, splits)):
-        problem, down = fed.problems[which], downs[server]
+    twice = tuned is not None and bool((side.have_models(clients) & tuned.has(clients)).any())
+    for which, server, members in side.groups(_by_size(clients, splits)):
+        problem, down = who.problems[which], downs[server]
         base = globals_[server] if blends and _can_choose(problem, rule) else None
-        for group in _alike(simulation, tuned, members):
-            for name, params in _candidates(simulation, tuned, which, down, group, base, twice):
+        for group in _alike(side, tuned, members):
+            for name, params in _candidates(side, tuned, which, down, group, base, twice):
                 for split, rows in splits.items():
                     if split == "train" and name.startswith("blend"):
                         continue  # nobody asks
-                    own = try_personal(problem, params, fed.data, rows, group)
+                    own = try_personal(problem, params, who.data, rows, group)
                     scores.setdefault((name, split), []).append((group, own.scores()))
                     if base is not None and split == "validation":
                         other = shared[server, split].of(_places(everyone[server], group))
@@ -96,7 +87,7 @@ def score(
     for (server, split), outcomes in shared.items():
         scores.setdefault(("global", split), []).append((everyone[server], outcomes.scores()))
     joined = {key: _in_order(clients, parts) for key, parts in scores.items()}
-    chooses = np.array([_can_choose(problem, rule) for problem in fed.problems])[fed.problem_of[clients]]
+    chooses = np.array([_can_choose(problem, rule) for problem in who.problems])[who.problem_of[clients]]
     return Scored(joined, {name: _in_order(clients, parts) for name, parts in gains.items()}, chooses)
 
 
@@ -106,7 +97,7 @@ def _by_size(clients: Clients, splits: Mapping[str, Ragged]) -> Clients:
 
 
 def _candidates(
-    simulation: Simulation,
+    side: ClientSide,
     tuned: Store | None,
     which: int,
     down: Tree,
@@ -115,7 +106,7 @@ def _candidates(
     twice: bool,
 ) -> Iterator[tuple[str, Params]]:
     """Yield the stacked models of clients that are alike, one kind after the other: they may be large."""
-    models = dict(_models(simulation, tuned, which, down, group))
+    models = dict(_models(side, tuned, which, down, group))
     if twice and "tuned" not in models:  # a newcomer, among clients that have both
         models["tuned"] = models["personal"]
     yield from models.items()
@@ -125,66 +116,58 @@ def _candidates(
             yield f"blend {share}", _blend(base, last, share)
 
 
-def global_model(simulation: Simulation, down: Tree) -> Params | None:
-    """Return the model that the clients of a server share, if any."""
-    fed = simulation.federation
-    return fed.algorithm.client.models(fed.problems[0], down, simulation.shape(0, down)).get("global")
-
-
 def _can_choose(problem: Problem, rule: ClientRule) -> bool:
     """Say whether a client's device takes the global model, and blends with it, which have all their bits."""
     quantized = problem.bits is not None or getattr(rule, "bits", None) is not None
     return problem.personal_net is problem.net and not quantized
 
 
-def _alike(simulation: Simulation, tuned: Store | None, clients: Clients) -> Iterator[Clients]:
+def _alike(side: ClientSide, tuned: Store | None, clients: Clients) -> Iterator[Clients]:
     """Divide clients into those who have a model in their state or not, and are fine-tuned or not."""
-    kinds = 2 * simulation.have_models(clients) + (tuned.has(clients) if tuned is not None else 0)
+    kinds = 2 * side.have_models(clients) + (tuned.has(clients) if tuned is not None else 0)
     for kind in np.unique(kinds):
         yield clients[kinds == kind]
 
 
 def _models(
-    simulation: Simulation, tuned: Store | None, which: int, down: Tree, group: Clients
+    side: ClientSide, tuned: Store | None, which: int, down: Tree, group: Clients
 ) -> Iterator[tuple[str, Params]]:
     """Yield the stacked personal models of clients that are alike."""
-    problem, first = simulation.federation.problems[which], int(group[0])
-    known = simulation.has_model(first)
+    problem, first = side.learners.problems[which], int(group[0])
+    known = side.has_model(first)
     ready = tuned is not None and first in tuned
     if known or not ready:
-        yield from _personal(simulation, problem, down, simulation.states(which, down, group), "personal")
+        yield from _personal(side, problem, down, side.states(which, down, group), "personal")
     if ready and tuned is not None:
-        states = tuned_states(simulation, tuned, which, down, group)
-        yield from _personal(simulation, problem, down, states, "tuned" if known else "personal")
+        states = tuned_states(side, tuned, which, down, group)
+        yield from _personal(side, problem, down, states, "tuned" if known else "personal")
 
 
-def _personal(
-    simulation: Simulation, problem: Problem, down: Tree, states: Tree, name: str
-) -> Iterator[tuple[str, Params]]:
+def _personal(side: ClientSide, problem: Problem, down: Tree, states: Tree, name: str) -> Iterator[tuple[str, Params]]:
     """Yield the personal models of stacked states, if they have any."""
-    rule = simulation.federation.algorithm.client
+    rule = side.learners.rule
     if tree.leaves(states) and "personal" in rule.models(problem, down, tree.take(states, 0)):
         own: Params = vmap(lambda state: rule.models(problem, down, state)["personal"])(states)
         yield name, own
 
 
-def tuned_states(simulation: Simulation, tuned: Store, which: int, down: Tree, clients: Clients) -> Tree:
+def tuned_states(side: ClientSide, tuned: Store, which: int, down: Tree, clients: Clients) -> Tree:
     """Return the stacked states of clients after fine-tuning."""
-    device = simulation.federation.data.device
+    device = side.learners.data.device
     stacked = {path: leaf.to(device) for path, leaf in tuned.take(clients).items()}
-    return tree.unflatten(_tuned_shape(simulation, which, down), stacked)
+    return tree.unflatten(_tuned_shape(side, which, down), stacked)
 
 
-def _tuned_shape(simulation: Simulation, which: int, down: Tree) -> Tree:
+def _tuned_shape(side: ClientSide, which: int, down: Tree) -> Tree:
     """Return a fine-tuned state, for its structure: what no steps of fine-tuning make of a fresh one."""
-    fed, rule = simulation.federation, simulation.federation.algorithm.client
-    stacked = gather(fed.data, fed.data.seen[:1], rule.tuning, fed.seed, 0)
+    who, rule = side.learners, side.learners.rule
+    stacked = gather(who.data, who.data.seen[:1], rule.tuning, who.seed, 0)
     none = {
         name: batches._replace(rows=batches.rows[0, :0], real=batches.real[0, :0], key=batches.key[0, :0])
         for name, batches in stacked.phases.items()
     }
     data = Data(none, stacked.examples[0], stacked.round)
-    return rule.personalize(fed.problems[which], down, simulation.shape(which, down), data)
+    return rule.personalize(who.problems[which], down, side.shape(which, down), data)
 
 
 def _blend(shared: Params, stacked: Params, share: float) -> Params:

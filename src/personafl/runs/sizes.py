@@ -13,7 +13,7 @@ from personafl.core.algorithm import packed
 from personafl.core.tree import Tree
 from personafl.models.modelfile import compacted
 from personafl.runs.scoring import tuned_states
-from personafl.simulate.simulator import Simulation
+from personafl.simulate.clientside import ClientSide
 from personafl.storage.store import Store
 
 Clients = NDArray[np.int64]
@@ -27,15 +27,15 @@ class Size:
     bytes: int
 
 
-def measure(simulation: Simulation, tuned: Store | None, clients: Clients) -> dict[str, Size]:
+def measure(side: ClientSide, tuned: Store | None, clients: Clients) -> dict[str, Size]:
     """Return the sizes of the models of clients; where a rule has no compact form, one client stands for its kind."""
-    alike = not hasattr(simulation.federation.algorithm.client, "packed")
-    kinds = simulation.federation.problem_of[clients]
+    alike = not hasattr(side.learners.rule, "packed")
+    kinds = side.learners.problem_of[clients]
     found: dict[str, list[tuple[int, int, int]]] = {}
     for which in np.unique(kinds):
         members = clients[kinds == which]
         for client in map(int, members[:1] if alike else members):
-            models = packed_models(simulation, tuned, client, int(simulation.homes[client]))
+            models = packed_models(side, tuned, client, int(side.homes[client]))
             if alike and "personal" in models:  # it may be a newcomer, which has no model that is tuned again
                 models.setdefault("tuned", models["personal"])
             for name, parts in models.items():
@@ -50,28 +50,28 @@ def measure(simulation: Simulation, tuned: Store | None, clients: Clients) -> di
 
 
 def packed_models(
-    simulation: Simulation, tuned: Store | None, client: int, server: int | None
+    side: ClientSide, tuned: Store | None, client: int, server: int | None
 ) -> dict[str, tuple[Tree, ...]]:
     """Return a client's models in compact forms by the names that scores have: global, personal, tuned.
 
     They are made from what a server sends; None: from the mean of all servers.
     """
     models: dict[str, tuple[Tree, ...]] = {}
-    message = simulation.broadcast(server)
-    for name, state in _states(simulation, tuned, client, wire.dense(message)):
-        rule, which = simulation.federation.algorithm.client, simulation.federation.problem_of[client]
-        parts = packed(rule, simulation.federation.problems[which], message, state)
+    message = side.broadcast(server)
+    for name, state in _states(side, tuned, client, wire.dense(message)):
+        rule, which = side.learners.rule, side.learners.problem_of[client]
+        parts = packed(rule, side.learners.problems[which], message, state)
         models |= {name if key == "personal" else key: value for key, value in parts.items()}
     return models
 
 
-def _states(simulation: Simulation, tuned: Store | None, client: int, down: Tree) -> Iterator[tuple[str, Tree]]:
+def _states(side: ClientSide, tuned: Store | None, client: int, down: Tree) -> Iterator[tuple[str, Tree]]:
     """Yield what a client's models are made from: what it has after the rounds, and after fine-tuning."""
-    which = int(simulation.federation.problem_of[client])
-    known = simulation.has_model(client)
+    which = int(side.learners.problem_of[client])
+    known = side.has_model(client)
     if known or tuned is None or client not in tuned:
-        states = simulation.states(which, down, np.array([client]))
+        states = side.states(which, down, np.array([client]))
         yield "personal", tree.take(states, 0)
     if tuned is not None and client in tuned:
-        states = tuned_states(simulation, tuned, which, down, np.array([client]))
+        states = tuned_states(side, tuned, which, down, np.array([client]))
         yield "tuned" if known else "personal", tree.take(states, 0)

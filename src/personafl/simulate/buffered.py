@@ -105,7 +105,8 @@ class BufferedSimulation(Simulation):
         message = self.broadcast()
         bytes_down = self._start(np.array(event.started, dtype=np.int64), message, number)
         bytes_up, uploads, loss = self._receive(event)
-        self.server = self.updated(self.server, uploads, number)
+        (server,) = self.servers
+        server.state = server.updated(server.state, uploads, number)
         staleness = [arrival.staleness for arrival in event.taken]
         return Round(
             number=number,
@@ -188,7 +189,7 @@ class BufferedSimulation(Simulation):
 
     def _reduced(self, uploads: Tree, clients: Clients, arrivals: list[Arrival]) -> tuple[Reduced, Reduced]:
         """Return Σ p_i·up_i/√(1 + s_i) with the weight Σ p_i; and the losses, which are not discounted."""
-        weights = self.federation.weighing(clients)
+        weights = self.servers[0].weighing(clients)
         factors = torch.tensor([self._buffer.factor(arrival.staleness) for arrival in arrivals], dtype=torch.float64)
         losses = reduce(uploads.loss, weights)
         return reduce(uploads, weights * factors.to(self._device))._replace(weight=losses.weight), losses
@@ -208,7 +209,8 @@ class BufferedSimulation(Simulation):
 
     def _restore(self, server_bytes: bytes) -> None:
         like = Saved(self.server, _below("waiting", wire.decode_named(server_bytes)))
-        self.server, waiting = self._decoded(server_bytes, like)
+        (server,) = self.servers
+        server.state, waiting = server.decoded(server_bytes, like)
         for which in {name.partition("/")[0] for name in waiting}:
             stacked = _below(which, waiting)
             self._wait(stacked.pop("clients").tolist(), stacked)

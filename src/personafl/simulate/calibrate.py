@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from personafl import __version__
-from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Problem, for_returning
+from personafl.core import rng, tree
+from personafl.core.algorithm import Problem
 from personafl.core.batches import Data
+from personafl.simulate.clientside import received
 from personafl.simulate.engine import Engine, Strategy, gather
 from personafl.simulate.federation import Federation
 from personafl.simulate.trainer import bound
@@ -90,17 +91,15 @@ def _choice(federation: Federation, which: int, memory: int, clock: Clock) -> tu
 
 def measure(federation: Federation, which: int, memory: int, clock: Clock = time.perf_counter) -> dict[str, float]:
     """Return the seconds that a step of one client of a problem takes with each strategy."""
-    problem, rule, device = federation.problems[which], federation.algorithm, federation.data.device
+    who, problem, device = federation.learners, federation.problems[which], federation.data.device
     seen = federation.data.seen
     clients = seen[federation.problem_of[seen] == which][:_CLIENTS]
-    start = federation.start or problem.net.init(rng.generator(federation.seed, "start"))
-    server = rule.server.init(problem, federation.cast(start), federation.population)
-    down = wire.dense(rule.server.broadcast(server))
-    generators = (rng.generator(federation.seed, "init", client) for client in clients.tolist())
-    fresh = [federation.cast(rule.client.init(problem, down, generator)) for generator in generators]
-    data = _first_steps(gather(federation.data, clients, rule.client.phases, federation.seed, 0))
+    down, again = received(federation.serving().broadcast())
+    generators = (rng.generator(who.seed, "init", client) for client in clients.tolist())
+    fresh = [who.cast(who.rule.init(problem, down, generator)) for generator in generators]
+    data = _first_steps(gather(who.data, clients, who.rule.phases, who.seed, 0))
     steps = len(clients) * max(1, sum(batches.rows.shape[1] for batches in data.phases.values()))
-    work = bound(rule.client.update, problem), for_returning(down), tree.stack(fresh), data
+    work = bound(who.rule.update, problem), again, tree.stack(fresh), data
 
     def seconds(strategy: Strategy) -> float:
         engine = Engine.fitted(problem, strategy, memory, device, bfloat16=federation.engines[which].bfloat16)

@@ -41,6 +41,7 @@ from personafl.simulate.buffered import BufferedSimulation
 from personafl.simulate.engine import local_steps
 from personafl.simulate.federation import Federation
 from personafl.simulate.servers import Cloud
+from personafl.simulate.serverside import ServerSide
 from personafl.simulate.simulator import Round, Simulation, Trained
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
@@ -70,7 +71,7 @@ def make_simulation(federation: Federation, store: Store, server_bytes: bytes | 
 
 
 class CloudSimulation(Simulation):
-    """A federation with several servers in progress; `server` is a tuple of their states, of one if they share it.
+    """A federation with several servers in progress, each with its own clients; with one for all, if they share it.
 
     `events` is what happens, if it is not to be played by the cloud's clock: a journal.
     """
@@ -89,16 +90,27 @@ class CloudSimulation(Simulation):
         if not self._section.shared:
             self.homes = self._cloud.topology.home
 
-    def _begin(self) -> tuple[Tree, ...]:
+    def _begin(self) -> tuple[ServerSide, ...]:
+        fed = self.federation
         if self._section.shared:
-            return (self._new_server(self.federation.population),)
-        return tuple(self._new_server(self.federation.weight_of(own)) for own in self._cloud.topology.devices)
+            return (fed.serving(),)
+        return tuple(fed.serving(fed.roster.of(own)) for own in self._cloud.topology.devices)
+
+    @property
+    def server(self) -> tuple[Tree, ...]:
+        """The states of the servers; one, if they share it."""
+        return tuple(server.state for server in self.servers)
+
+    def _restore(self, server_bytes: bytes) -> None:
+        for server, state in zip(self.servers, self.servers[0].decoded(server_bytes, self.server), strict=True):
+            server.state = state
 
     def broadcast(self, server: int | None = None) -> Tree:
         """Return what a newcomer to a server is sent now, in compact forms; None: by the mean of all servers."""
-        count = len(self.server)
-        state = mixed(self.server, np.full(count, 1 / count), 0) if server is None else self.server[server]
-        return self.federation.algorithm.server.broadcast(state)
+        count = len(self.servers)
+        if server is not None:
+            return self.servers[server].broadcast()
+        return self.servers[0].rule.broadcast(mixed(self.server, np.full(count, 1 / count), 0))
 
     def step(self, number: int) -> Round:
         """Run one aggregation, and what isolated servers did before it."""
@@ -139,7 +151,8 @@ class CloudSimulation(Simulation):
         """Train the active devices of servers with one state in one round, and those that train without contact."""
         number, devices = turns[0].round, self._cloud.topology.devices
         active = [np.array(turn.devices, dtype=np.int64) for turn in turns]
-        done = self._train(np.concatenate(active), self.broadcast(self._state_of(turns[0])), number)
+        server = self.servers[self._state_of(turns[0])]
+        done = self._train(server, np.concatenate(active), server.broadcast(), number)
         self._look(done, number)
         offline = [self._offline(devices[turn.server], own, number) for turn, own in zip(turns, active, strict=True)]
         self._train_offline(np.concatenate(offline), number)
@@ -151,15 +164,16 @@ class CloudSimulation(Simulation):
     def _update(self, servers: Sequence[int], uploads: Sequence[Reduced], mixing: Weights, number: int) -> None:
         """Mix the states of servers and let each take its uploads; K_z times, from the second on without uploads."""
         rule: Any = self.federation.algorithm.server
-        states = [self.server[server] for server in servers]
+        states = [self.servers[server].state for server in servers]
         for iteration in range(self._section.iterations):
             states = [mixed(states, row, place) for place, row in enumerate(mixing)]
             if iteration == 0:
-                states = [self.updated(state, own, number) for state, own in zip(states, uploads, strict=True)]
+                steps = zip(servers, states, uploads, strict=True)
+                states = [self.servers[server].updated(state, own, number) for server, state, own in steps]
             else:
-                states = [self._checked(rule.again(state), number) for state in states]
-        changed = dict(zip(servers, states, strict=True))
-        self.server = tuple(changed.get(server, state) for server, state in enumerate(self.server))
+                states = [self.servers[0].checked(rule.again(state), number) for state in states]
+        for server, state in zip(servers, states, strict=True):
+            self.servers[server].state = state
 
 
 def _joined(parts: Iterable[Trained]) -> Reduced:

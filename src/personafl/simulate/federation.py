@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personafl.core import tree
+from personafl.core import rng
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.tree import Params, Tree
+from personafl.core.tree import Params
 from personafl.data.federated import FederatedData
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.cohort import Sampling
 from personafl.simulate.engine import Engine
 from personafl.simulate.servers import Cloud
+from personafl.simulate.serverside import Roster, ServerSide, Weights
+from personafl.simulate.trainer import Learners
 from personafl.simulate.workers.local import Count
 
-Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Who learns what, how: all that decides the numbers of a run."""
+    """Who learns what, how: all that decides the numbers of a run. Each half knows its own part of it."""
 
     algorithm: Algorithm
     data: FederatedData
@@ -43,26 +44,18 @@ class Federation:
     buffer: Buffer | None = None  # that server does not wait for everyone; None: it does
     workers: Count = 1  # processes that train
 
-    def cast(self, values: Tree) -> Tree:
-        """Move fresh parameters to the run's device and precision; what is not real numbers keeps its dtype."""
-        moved = tree.map(lambda leaf: leaf.to(self.data.device), values)
-        return tree.map(lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf, moved)
+    @functools.cached_property
+    def learners(self) -> Learners:
+        """What its clients know."""
+        rule = self.algorithm.client
+        return Learners(rule, self.data, self.problems, self.problem_of, self.engines, self.seed, self.dtype)
 
-    @property
-    def population(self) -> float:
-        """The weight of all clients that may take part."""
-        return self.weight_of(self.data.seen)
+    @functools.cached_property
+    def roster(self) -> Roster:
+        """What its server knows of them."""
+        return Roster(self.data.seen, self.data.train.sizes, self.problem_of, self.problems, self.weights)
 
-    def weight_of(self, clients: Clients) -> float:
-        """Return how much clients weigh together."""
-        return float(self.weights_of(clients).sum())
-
-    def weights_of(self, clients: Clients) -> NDArray[Any]:
-        """Return how much each client weighs: n_i or 1, times γ_i where devices have penalties of their own."""
-        weights = self.data.train.sizes_of(clients) if self.weights == "examples" else np.ones_like(clients)
-        own = [problem.penalty for problem in self.problems]
-        return weights if None in own else weights * np.array(own, dtype=np.float64)[self.problem_of[clients]]
-
-    def weighing(self, clients: Clients) -> torch.Tensor:
-        """Return the same where clients are computed with."""
-        return tree.on(self.data.device, self.weights_of(clients))
+    def serving(self, roster: Roster | None = None) -> ServerSide:
+        """Return a server before its first round; of other clients, if they are given."""
+        start = self.start or self.problems[0].net.init(rng.generator(self.seed, "start"))
+        return ServerSide(self.algorithm.server, self.learners.cast(start), roster or self.roster)

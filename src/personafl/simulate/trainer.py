@@ -1,8 +1,9 @@
-"""Training a chunk of clients: what is the same in this process, in its workers and on a cluster's nodes."""
+"""Training a chunk of clients: the same in this process, in its workers, on a cluster's nodes and on a device."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,14 +11,32 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Problem, Reduced, join, reduce
+from personafl.core.algorithm import ClientRule, Problem, Reduced, reduce
 from personafl.core.batches import Data
 from personafl.core.tree import Tree
-from personafl.simulate.engine import gather
-from personafl.simulate.federation import Federation
+from personafl.data.federated import FederatedData
+from personafl.simulate.engine import Engine, gather
 from personafl.storage.slab import Clients, Entry
 
 _SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
+
+
+@dataclass(frozen=True)
+class Learners:
+    """What clients know: the rule that they run, what each solves, and their data."""
+
+    rule: ClientRule
+    data: FederatedData
+    problems: tuple[Problem, ...]  # all with the same `net`
+    problem_of: Clients  # [clients] which problem each one solves
+    engines: tuple[Engine, ...]  # one per problem
+    seed: int
+    dtype: torch.dtype
+
+    def cast(self, values: Tree) -> Tree:
+        """Move fresh parameters to the run's device and precision; what is not real numbers keeps its dtype."""
+        moved = tree.map(lambda leaf: leaf.to(self.data.device), values)
+        return tree.map(lambda leaf: leaf.to(self.dtype) if leaf.is_floating_point() else leaf, moved)
 
 
 class StatesOnNodes(NamedTuple):
@@ -35,7 +54,7 @@ class Chunk(NamedTuple):
     round: int
     down: Tree
     states: Tree | StatesOnNodes  # stacked
-    join: bool = False  # whether uploads are joined where clients are trained, if that is less to send
+    weights: NDArray[Any] | None = None  # of the clients, if uploads are joined where these are trained
     data: Data | None = None  # if it was drawn before
 
 
@@ -61,44 +80,32 @@ class Known(Protocol):
 class Trainer:
     """Trains chunks of clients, wherever that is."""
 
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
+    def __init__(self, learners: Learners) -> None:
+        self._learners = learners
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
 
     def __call__(self, chunk: Chunk) -> Done:
         """Train clients; return their new states and their uploads."""
-        fed = self._federation
-        rule, engine = fed.algorithm.client, fed.engines[chunk.problem]
+        who = self._learners
+        engine = who.engines[chunk.problem]
         data = chunk.data or self.drawn(chunk.clients, chunk.round)
-        update = bound(rule.update, fed.problems[chunk.problem])
+        update = bound(who.rule.update, who.problems[chunk.problem])
         states, uploads = engine.train_for_now(update, chunk.down, chunk.states, data)
         finite, size = tree.finite((states, uploads), len(chunk.clients)), wire.size_of_one(uploads)
-        if chunk.join:
-            uploads = self.joined_there(uploads, chunk.clients)
-        if not isinstance(uploads, Reduced):
+        if chunk.weights is not None and len(chunk.clients) > _SMALLER:  # less to send
+            uploads = reduce(wire.dense_each(uploads), tree.on(who.data.device, chunk.weights))
+        else:
             uploads = engine.kept(uploads)
         return Done(engine.kept(states), uploads, size, finite)
 
-    def joined_there(self, uploads: Tree, clients: Clients) -> Tree | Reduced:
-        """Return the uploads of clients, joined where these are trained if that is less to send."""
-        if len(clients) <= _SMALLER:
-            return uploads
-        return reduce(wire.dense_each(uploads), self._federation.weighing(clients))
-
-    def join(self, joined: Reduced | None, uploads: Tree | Reduced, clients: Clients) -> Reduced:
-        """Join the uploads of a chunk with what is joined so far, in the memory of that."""
-        if isinstance(uploads, Reduced):
-            return uploads if joined is None else joined.plus(uploads)
-        return join(joined, wire.dense_each(uploads), self._federation.weighing(clients))
-
     def drawn(self, clients: Clients, number: int) -> Data:
         """Return the batches of clients for a round."""
-        fed = self._federation
-        return gather(fed.data, clients, fed.algorithm.client.phases, fed.seed, number)
+        who = self._learners
+        return gather(who.data, clients, who.rule.phases, who.seed, number)
 
     def states(self, known: Known, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""
-        shape, device = self.shape(which, down), self._federation.data.device
+        shape, device = self.shape(which, down), self._learners.data.device
         if not tree.leaves(shape):
             return shape
         old = known.has(clients)
@@ -113,11 +120,11 @@ class Trainer:
 
     def _fresh(self, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of newcomers; where a rule draws nothing, all are as the first."""
-        fed, states = self._federation, []
+        who, states = self._learners, []
         for client in clients.tolist():
-            generator = rng.generator(fed.seed, "init", client)
+            generator = rng.generator(who.seed, "init", client)
             before = generator.get_state()
-            states.append(fed.cast(fed.algorithm.client.init(fed.problems[which], down, generator)))
+            states.append(who.cast(who.rule.init(who.problems[which], down, generator)))
             if torch.equal(generator.get_state(), before):
                 return tree.map(lambda leaf: leaf.repeat(len(clients), *[1] * leaf.ndim), states[0])
         return tree.stack(states)
@@ -125,8 +132,8 @@ class Trainer:
     def shape(self, which: int, down: Tree) -> Tree:
         """Return a state of the problem's clients, for its structure."""
         if which not in self._shapes:
-            problem = self._federation.problems[which]
-            self._shapes[which] = self._federation.algorithm.client.init(problem, down, rng.generator("shape"))
+            who = self._learners
+            self._shapes[which] = who.rule.init(who.problems[which], down, rng.generator("shape"))
         return self._shapes[which]
 
 

@@ -57,16 +57,16 @@ class Predicted:
 
 def keep_best(client: LocalClient, directory: Path) -> Kept:
     """Fine-tune if the recipe says so, choose among the models that a device has now, and write that one to a file."""
-    simulation, job = client.simulation, client.job
-    data, rule = job.federation.data, job.federation.algorithm.client
+    side, job = client.side, client.job
+    data, rule = side.learners.data, side.learners.rule
     me = np.array([client.number])
     tuned = Store(directory / "tuned", 2**40)
-    if rule.tuning and (job.recipe.finetune or not simulation.has_model(client.number)):
-        tune(simulation, tuned, me, job.recipe.rounds)
+    if rule.tuning and (job.recipe.finetune or not side.has_model(client.number)):
+        tune(side, tuned, me, job.recipe.rounds)
     validated = bool(len(data.validation.flat))
     splits = {"test": data.test} | ({"validation": data.validation} if validated else {})
-    scored = score(simulation, tuned, me, splits, blends=validated)
-    models = packed_models(simulation, tuned, client.number, None)
+    scored = score(side, tuned, me, splits, blends=validated)
+    models = packed_models(side, tuned, client.number, None)
     name = _choice(scored, job.recipe.evaluation.caution, models)
     accuracies = {model: float(s.accuracy[0]) for (model, split), s in scored.scores.items() if split == "test"}
     accuracies = {model: value for model, value in accuracies.items() if np.isfinite(value)}

@@ -17,17 +17,18 @@ from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.runs.job import Job
-from personafl.simulate.simulator import Simulation
+from personafl.simulate.clientside import ClientSide
 
 
-class DeviceSimulation(Simulation):
-    """A simulation of one client, whose server is elsewhere: what that sent last is in `received`."""
+class DeviceSide(ClientSide):
+    """One client, whose server is elsewhere: what that sent last is in `received`."""
 
     received: Tree | None = None
 
     def broadcast(self, server: int | None = None) -> Tree:
-        """Return what the server sent; before that, what it would send at the start, for its structure."""
-        return super().broadcast(server) if self.received is None else self.received
+        """Return what the server sent last."""
+        assert self.received is not None
+        return self.received
 
 
 class LocalClient:
@@ -37,10 +38,10 @@ class LocalClient:
         self.number, self.profile, self.state, self.run = number, profile, state, state.run
         self.job = _job(recipe, own, number, profile)
         fed = self.job.federation
-        self.simulation = DeviceSimulation(fed, state)  # type: ignore[arg-type]  # of a store, all that one client uses
-        self._example = self.simulation.broadcast()
+        self.side = DeviceSide(fed.learners, state)
+        self._example = fed.serving().broadcast()
         self._declared = upload_type(fed.algorithm.client)
-        self.simulation.shape(int(fed.problem_of[number]), wire.dense(self._example))
+        self.side.shape(int(fed.problem_of[number]), wire.dense(self._example))  # later messages may lack what it needs
         self.samples = int(fed.data.train.sizes[number])
 
     @property
@@ -52,8 +53,7 @@ class LocalClient:
         """Train for a round, and keep the new state and the update, which is not sent yet."""
         like = self._example if self.number not in self.state else for_returning(self._example)
         message = opened(broadcast, like, type(like))
-        clients = np.array([self.number])
-        ((_, done),) = self.simulation.results(clients, message, round_)
+        done = self.side.train(self.number, message, round_)
         update, state = tree.take(done.uploads, 0), tree.flatten(tree.take(done.states, 0))
         check_declared(update, self._declared)
         kept = {path: leaf.cpu().contiguous() for path, leaf in state.items()}
@@ -61,7 +61,7 @@ class LocalClient:
 
     def receive(self, broadcast: bytes) -> None:
         """Take the last broadcast, whole: what the device's models are made from."""
-        self.simulation.received = opened(broadcast, self._example, type(self._example))
+        self.side.received = opened(broadcast, self._example, type(self._example))
 
 
 def _job(recipe: Recipe, own: Own, number: int, profile: str | None) -> Job:

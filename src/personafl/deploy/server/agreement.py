@@ -16,7 +16,7 @@ from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced, mean_dtypes
 from personafl.core.tree import Tree
 from personafl.deploy.net.messages import digest_of
-from personafl.deploy.server.rounds import upload_like
+from personafl.deploy.server.opening import upload_like
 from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe

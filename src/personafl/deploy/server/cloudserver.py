@@ -41,7 +41,8 @@ from personafl.deploy.server.agreement import (
     place_of,
     without_cloud,
 )
-from personafl.deploy.server.rounds import Closed, Rounds
+from personafl.deploy.server.history import Closed
+from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import Server, ServerConfig
 from personafl.deploy.server.service import Event, Listener
 from personafl.errors import BadInput
@@ -86,12 +87,12 @@ class CloudRounds(Rounds):
             own = own.model_copy(update={"deploy": section})
         super().__init__(own, path)
         # Of what a coordinator sends, at most.
-        self.state_bytes = most_bytes(self._serving(federation=self._base).server)
+        self.state_bytes = most_bytes(self._base.serving().state)
 
     @property
     def weight(self) -> int:
         """What the devices that are there weigh together."""
-        return int(self._present().population)
+        return int(self._roster().population)
 
     def enrol(self, identity: Identity, hello: Hello) -> None:
         """Take a device in, if it belongs here."""
@@ -137,23 +138,23 @@ class CloudRounds(Rounds):
         handed = self._handed = self._joined()
         assert handed is not None
         shared = self._cloud.shared
-        content = Sum(handed.total, handed.weight) if shared else without_own(self._simulated.server)
+        content = Sum(handed.total, handed.weight) if shared else without_own(self._server.state)
         return Said(Announce(round=going.number, clients=handed.clients), wire.encode(content))
 
     def proceed(self, said: Said) -> Closed:
         """Go on to what follows the open round: take the new model of all, or the mean and then the updates."""
         message, payload = said
-        simulation, number = self._simulated, self._open.number
-        state = wire.dense(simulation.server)
+        server, number = self._server, self._open.number
+        state = wire.dense(server.state)
         if self._cloud.shared:
-            simulation.server = opened(payload, state, type(state))
+            server.state = opened(payload, state, type(state))
         elif isinstance(message, Proceed):
             assert self._handed is not None
             if message.mixed is not None:
                 mean = without_own(state)
                 state = with_own(opened(payload, mean, type(mean)), state)
                 number = message.mixed
-            simulation.server = simulation.updated(state, self._handed, number)
+            server.state = server.updated(state, self._handed, number)
         handed, self._handed = self._handed, None
         if isinstance(message, Proceed):
             return self._closed(handed, message.start)

@@ -16,9 +16,11 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from personafl.cloud.protocol import Back, Gone, Isolate, Mix, News, Ready, Start
 from personafl.cloud.topology import full
@@ -29,15 +31,14 @@ from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.messages import Announce, Finished, Join, Proceed, Said, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.agreement import Sum, cloud_name, deployable_cloud, fingerprint, sum_like, without_cloud
-from personafl.deploy.server.rounds import deployable, open_directory, open_federation
+from personafl.deploy.server.opening import deployable, open_directory, open_federation
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import mixed, without_own
 from personafl.simulate.servers import coordinator_of
-from personafl.simulate.simulator import Simulation
+from personafl.simulate.serverside import Roster
 from personafl.storage.files import atomic_write, storage
 from personafl.storage.journal import Journaled
 from personafl.storage.rundir import Checkpoint
-from personafl.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,10 @@ class Coordination(Journaled):
         super().__init__(open_directory(recipe, path))
         with storage(path):
             (path / "announced").mkdir(exist_ok=True)
-        self._simulation = self._simulated({0: 1})
-        total, self._dtypes = sum_like(self._simulation.federation)
-        self._like: Tree = total if self.cloud.shared else without_own(self._simulation.server)
+        self._base = open_federation(without_cloud(recipe))
+        self._server = self._base.serving()
+        total, self._dtypes = sum_like(self._base)
+        self._like: Tree = total if self.cloud.shared else without_own(self._server.state)
         self.payload_bytes = most_bytes(self._like)  # of what a server hands in, at most
         self._replay()
 
@@ -177,8 +179,10 @@ class Coordination(Journaled):
 
     def _begin(self) -> None:
         """Make the models; a server weighs as much as its devices that are there now."""
-        self._simulation = self._simulated(self.weights)
-        state = self._simulation.server
+        weights = np.array([self.weights[server] for server in range(self.cloud.servers)], dtype=np.int64)
+        roster = Roster(np.arange(len(weights)), weights, np.zeros_like(weights), self._base.problems, "examples")
+        self._server = self._base.serving(roster)
+        state = self._server.state
         self._models = (state,) if self.cloud.shared else (without_own(state),) * self.cloud.servers
         for start in self._protocol.start():
             self._steps[start.server] = _Step(None, Proceed(start=start.round, mixed=None))
@@ -230,7 +234,7 @@ class Coordination(Journaled):
         clients = [self._waiting[server].clients for server in event.members]
         parts = [own.reduced(count, self._dtypes) for own, count in zip(sums, clients, strict=True)]
         uploads = functools.reduce(Reduced.plus, parts)
-        return (self._simulation.updated(self._models[0], uploads, event.round),)
+        return (self._server.updated(self._models[0], uploads, event.round),)
 
     def _averaged(self, event: Mix, states: list[Tree]) -> tuple[Tree, ...]:
         """Return what each server is sent: its members' mean, for others what they were sent before."""
@@ -274,13 +278,6 @@ class Coordination(Journaled):
         """Add to the journal what followed, if it is not there."""
         if _line(event, facts) not in self._noted:
             self.journal.write(event, **facts)
-
-    def _simulated(self, weights: Mapping[int, int]) -> Simulation:
-        """Return a simulation whose clients are the servers: its state is that of one server for all their devices."""
-        federation = open_federation(without_cloud(self.recipe), dict(weights))
-        with storage(self.directory.path):
-            store = Store(self.directory.path / "states", 2**20)  # none is ever here
-        return Simulation(replace(federation, weights="examples"), store)
 
     def _opened(self, payload: bytes) -> Tree:
         return opened_update(payload, self._like, type(self._like), math.inf)

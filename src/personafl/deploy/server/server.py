@@ -34,7 +34,8 @@ from personafl.deploy.net.messages import (
     Wait,
     Welcome,
 )
-from personafl.deploy.server.rounds import Closed, Rounds
+from personafl.deploy.server.history import Closed
+from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Answering, Event, Listener, Listening
 
 _AT_ONCE = 16  # updates on their way in, at their largest

@@ -21,7 +21,7 @@ from personafl.deploy.net.messages import Said
 from personafl.deploy.net.stream import Cap
 from personafl.deploy.net.transport import serve
 from personafl.deploy.pki import Files
-from personafl.deploy.server.rounds import Closed
+from personafl.deploy.server.history import Closed
 from personafl.recipe.recipe import Recipe
 from personafl.storage.journal import Journal
 

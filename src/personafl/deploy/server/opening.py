@@ -1,0 +1,73 @@
+"""What a server makes of its recipe before anyone is there: can it be deployed, and what does an update look like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from personafl.algorithms.uplink import untrained_upload
+from personafl.core import rng, wire
+from personafl.core.algorithm import Problem
+from personafl.core.tree import Tree
+from personafl.data.federated import blank
+from personafl.errors import BadInput
+from personafl.recipe.deploy import DeploySection
+from personafl.recipe.recipe import Recipe
+from personafl.runs.build import prepare
+from personafl.simulate.federation import Federation
+from personafl.storage.rundir import RunDirectory
+
+
+def deployable(recipe: Recipe) -> DeploySection:
+    """Return the recipe's `[deploy]`; fail if it asks for what only the simulator does."""
+    if recipe.deploy is None:
+        raise BadInput("deploy: missing; say what the data look like: deploy.input_shape=[1,8,8] deploy.classes=10")
+    if recipe.cloud is not None:
+        raise BadInput("cloud: its servers have a coordinator; say where it is: --coordinator HOST:PORT")
+    for key, given in (("buffer", recipe.buffer), ("pretrain", recipe.pretrain.rounds)):
+        if given:
+            raise BadInput(f"{key}: a server and its devices do not have it; remove it, or use personafl run")
+    if recipe.federation.offline:
+        raise BadInput("federation.offline: devices are in contact with their server; remove it, or use personafl run")
+    if recipe.data.normalize == "channel":
+        raise BadInput(
+            "data.normalize: a server has no data to take moments from; give them, data.normalize.mean=[…] "
+            "data.normalize.std=[…], or have personafl data deal write the recipe, which does"
+        )
+    return recipe.deploy
+
+
+def open_directory(recipe: Recipe, path: Path) -> RunDirectory:
+    """Return the directory of a run of a recipe, a new one or one that is continued."""
+    text = recipe.to_toml()
+    if not path.exists():
+        return RunDirectory.create(path, {"recipe.toml": text})
+    kept = path / "recipe.toml"
+    if not kept.is_file() or kept.read_text() != text:
+        raise BadInput(f"{path}: is not a server's run of this recipe; choose another --out")
+    return RunDirectory(path)
+
+
+def open_federation(recipe: Recipe) -> Federation:
+    """Return what a recipe alone decides; in place of its clients, who are elsewhere, is one without data."""
+    section = recipe.deploy
+    assert section is not None
+    data = blank(
+        input_shape=section.input_shape,
+        target_shape=section.target_shape,
+        classes=section.classes,
+        task=section.task,
+        vocabulary=section.vocabulary,
+        sizes={0: 1},
+    )
+    engine = recipe.engine.model_copy(update={"device": "cpu"})
+    everyone = recipe.federation.model_copy(update={"cohort": 1.0})
+    recipe = recipe.model_copy(update={"engine": engine, "federation": everyone})
+    return prepare(recipe, data, profiles=np.zeros(1, dtype=np.int64)).federation
+
+
+def upload_like(fed: Federation, problem: Problem) -> Tree:
+    """Return what a client that has trained no steps sends, for its structure."""
+    down, rule = wire.dense(fed.serving().broadcast()), fed.algorithm.client
+    return fed.learners.cast(untrained_upload(rule, problem, down, rule.init(problem, down, rng.generator("shape"))))

@@ -1,0 +1,146 @@
+"""The clients' half of a federation: their states, and what they do with what their server sent.
+
+It knows no server rule and has no server state. The simulator has it for all clients, and a device process for one.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.core import tree, wire
+from personafl.core.algorithm import Empty, Problem, for_returning
+from personafl.core.batches import Data
+from personafl.core.tree import Params, Tree
+from personafl.errors import Diverged
+from personafl.simulate.engine import gather, steps_of
+from personafl.simulate.trainer import Chunk, Done, Known, Learners, Trainer, bound
+
+Clients = NDArray[np.int64]
+
+
+class ClientSide(ABC):
+    """Clients: what they know, their states, and whose model each one receives."""
+
+    def __init__(self, learners: Learners, store: Known) -> None:
+        self.learners = learners
+        self.trainer = Trainer(learners)
+        self.store = store
+        self.homes = np.zeros(learners.data.clients, dtype=np.int64)  # [clients] the server of each one
+        self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
+
+    @abstractmethod
+    def broadcast(self, server: int | None = None) -> Tree:
+        """Return what a newcomer to a server is sent now, in compact forms; None: by the mean of all servers."""
+
+    def down(self, server: int | None = None) -> Tree:
+        """Return what a newcomer to a server receives now; None: from the mean of all servers."""
+        return wire.dense(self.broadcast(server))
+
+    def train(self, client: int, message: Tree, number: int) -> Done:
+        """Train one client for a round, from a message to it."""
+        first, again = received(message)
+        which, clients = int(self.learners.problem_of[client]), np.array([client])
+        return self.trainer(Chunk(which, clients, number, again, self.states(which, first, clients)))
+
+    def train_offline(self, chosen: Clients, number: int) -> Iterator[tuple[Clients, Tree]]:
+        """Train clients without contact; yield chunks of them with their new states."""
+        who = self.learners
+        for which, server, clients in self.groups(chosen):
+            offline: Any = who.rule.offline  # type: ignore[attr-defined]  # an optional method of rules
+            states, data = self.states(which, self.down(server), clients), self.trainer.drawn(clients, number)
+            states = who.engines[which].train(_alone(offline, who.problems[which]), Empty(), states, data)
+            self.check(f"round {number + 1}: offline training", clients, states)
+            yield clients, states
+
+    def personalize(self, clients: Clients, number: int) -> Iterator[tuple[Clients, Tree]]:
+        """Fine-tune clients after `number` rounds, from their states or as newcomers; yield chunks with the outcome."""
+        who = self.learners
+        steps = steps_of(who.data, clients, who.rule.tuning, who.seed, number)
+        for which, server, group in self.groups(clients, steps):
+            down, data = self.down(server), gather(who.data, group, who.rule.tuning, who.seed, number)
+            states = self.states(which, down, group)
+            states = who.engines[which].train(bound(who.rule.personalize, who.problems[which]), down, states, data)
+            self.check(f"after round {number}: fine-tuning", group, states)
+            yield group, states
+
+    def groups(self, clients: Clients, steps: Clients | None = None) -> Iterator[tuple[int, int, Clients]]:
+        """Cut clients into chunks (problem, server, clients) that solve one problem, have one server and fit memory.
+
+        Given how many steps they take, those with equally many go together.
+        """
+        who, homes = self.learners, self.homes[clients]
+        kinds = who.problem_of[clients]
+        steps = np.zeros_like(clients) if steps is None else steps
+        for server in np.unique(homes):
+            for which in np.unique(kinds[homes == server]):
+                members = (homes == server) & (kinds == which)
+                for chunk in who.engines[which].chunks(clients[members], steps[members]):
+                    for part in who.data.fitting(chunk):
+                        yield int(which), int(server), part
+
+    def states(self, which: int, down: Tree, clients: Clients) -> Tree:
+        """Return the stacked states of clients, fresh for those who have none."""
+        return self.trainer.states(self.store, which, down, clients)
+
+    def shape(self, which: int, down: Tree) -> Tree:
+        """Return a state of the problem's clients, for its structure."""
+        return self.trainer.shape(which, down)
+
+    def global_model(self, down: Tree) -> Params | None:
+        """Return the model that all who receive a broadcast share, if any."""
+        return self.learners.rule.models(self.learners.problems[0], down, self.shape(0, down)).get("global")
+
+    def has_model(self, client: int) -> bool:
+        """Say whether a client has a personal model in its state; a state may be only a dual, or what is late."""
+        return bool(self.have_models(np.array([client]))[0])
+
+    def have_models(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say which clients have a personal model in their states."""
+        who, known = self.learners, self.store.has(clients)
+        for which in np.unique(who.problem_of[clients[known]]).tolist():
+            if which not in self._with_model:
+                down = self.down()
+                models = who.rule.models(who.problems[which], down, self.shape(which, down))
+                self._with_model[which] = "personal" in models
+            if not self._with_model[which]:
+                known &= who.problem_of[clients] != which
+        return known
+
+    def check(self, what: str, clients: Clients, result: Tree) -> None:
+        """Fail if what was computed for clients, stacked, is not finite."""
+        self.check_finite(what, clients, tree.finite(result, len(clients)))
+
+    def check_finite(self, what: str, clients: Clients, finite: torch.Tensor) -> None:
+        """Fail if not all clients have finite numbers."""
+        good = finite.cpu().numpy()
+        if not good.all():
+            named = self.named(clients[~good])
+            raise Diverged(f"{what} gave non-finite numbers for {named}; lower training.lr or set training.clip")
+
+    def named(self, clients: Clients) -> str:
+        """Return clients in words."""
+        names = [self.learners.data.client_names[client] for client in clients]
+        return f"clients {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def received(message: Tree) -> tuple[Tree, Tree]:
+    """Return a broadcast as newcomers receive it, and as those do who have a state."""
+    first, again = wire.dense(message), for_returning(message)
+    return first, first if again is message else wire.dense(again)
+
+
+def _alone(rule: Any, problem: Problem) -> Any:
+    """Return a client rule's `offline` for one problem, as an engine calls it."""
+
+    @functools.wraps(rule)
+    def function(down: Tree, state: Tree, data: Data) -> Any:
+        return rule(problem, state, data)
+
+    return function

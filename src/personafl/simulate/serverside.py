@@ -1,0 +1,91 @@
+"""The server's half of a federation: its state, what it sends, and how it takes what clients send.
+
+It knows of its clients what they weigh, and nothing of their data. The simulator has it, with one per server of a
+cloud, and so has a server process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from personafl.core import tree, wire
+from personafl.core.algorithm import Problem, Reduced, ServerRule, join
+from personafl.core.tree import Params, Tree
+from personafl.errors import Diverged
+
+Weights = Literal["examples", "uniform"]
+Clients = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What a server knows of its clients: who may take part, how many samples each has, and what it solves."""
+
+    seen: Clients  # who may take part: numbers, ascending
+    samples: Clients  # [clients] that each one trains on
+    problem_of: Clients  # [clients] which problem each one solves
+    problems: tuple[Problem, ...]
+    weights: Weights
+
+    def of(self, clients: Clients) -> Roster:
+        """Return it with others who may take part."""
+        return dataclasses.replace(self, seen=clients)
+
+    @property
+    def population(self) -> float:
+        """The weight of all clients that may take part."""
+        return float(self.weights_of(self.seen).sum())
+
+    def weights_of(self, clients: Clients) -> NDArray[Any]:
+        """Return how much each client weighs: n_i or 1, times γ_i where devices have penalties of their own."""
+        weights = self.samples[clients] if self.weights == "examples" else np.ones_like(clients)
+        own = [problem.penalty for problem in self.problems]
+        return weights if None in own else weights * np.array(own, dtype=np.float64)[self.problem_of[clients]]
+
+
+class ServerSide:
+    """A server: its state, and the clients it has."""
+
+    def __init__(self, rule: ServerRule, start: Params, roster: Roster) -> None:
+        self.rule, self.roster = rule, roster
+        self._device = next(iter(start.values())).device
+        self.state = _plain(rule.init(roster.problems[0], start, roster.population))
+
+    def decoded(self, data: bytes, like: Tree) -> Tree:
+        """Return what a checkpoint kept, where states are computed with."""
+        return tree.map(lambda leaf: leaf.to(self._device), wire.decode(data, like))
+
+    def broadcast(self) -> Tree:
+        """Return what a newcomer is sent now, in compact forms."""
+        return self.rule.broadcast(self.state)
+
+    def weighing(self, clients: Clients) -> torch.Tensor:
+        """Return how much each client weighs, where uploads are computed with."""
+        return tree.on(self._device, self.roster.weights_of(clients))
+
+    def join(self, joined: Reduced | None, uploads: Tree | Reduced, clients: Clients) -> Reduced:
+        """Join the uploads of a chunk of clients, stacked, with what is joined so far, in the memory of that."""
+        if isinstance(uploads, Reduced):
+            return uploads if joined is None else joined.plus(uploads)
+        return join(joined, wire.dense_each(uploads), self.weighing(clients))
+
+    def updated(self, state: Tree, uploads: Reduced, number: int) -> Tree:
+        """Return a state after a round."""
+        return self.checked(self.rule.update(state, uploads, number), number)
+
+    def checked(self, state: Tree, number: int) -> Tree:
+        """Return a state as it is kept; fail if it is not finite."""
+        if not tree.finite([leaf.to(self._device).unsqueeze(0) for leaf in tree.leaves(state)], 1):
+            raise Diverged(f"round {number + 1}: the shared model became non-finite; lower the server's learning rate")
+        return _plain(state)
+
+
+def _plain(state: Tree) -> Tree:
+    """Lay tensors out in memory as a checkpoint restores them: kernels may round other layouts differently."""
+    return tree.map(torch.Tensor.contiguous, state)
