@@ -1,1 +1,1 @@
-"""What lies on disk: files, states of clients, run directories, journals, model files."""
+"""What lies on disk: files that survive a crash, states of clients, run directories, journals."""
