@@ -22,11 +22,7 @@ KNOWN = {  # to be mended
     "core.net -> fast.rounding",
     "core.objective -> fast.stack",
     "core.tree -> fast.stack",
-    "recipe.recipe -> runs.tracking",
-    "recipe.recipe -> simulate.buffer",
-    "recipe.recipe runs.tracking",
     "core fast",
-    "recipe runs simulate",
 }
 
 

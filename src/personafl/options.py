@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from personafl.errors import BadInput, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -20,6 +21,19 @@ class Strict(BaseModel):
     """Values of a recipe or another file of ours: unknown keys are errors."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(BaseModel):
+    """A part of a recipe that names something; further keys are the options of that."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further keys."""
+        return self.model_extra or {}
 
 
 def checked(

@@ -25,7 +25,8 @@ from personafl.exports.fit import BITS, Candidate, Limits, choose, fit, parse_bi
 from personafl.exports.memory import round_memory
 from personafl.models import make_net
 from personafl.models.modelfile import card_of, compacted
-from personafl.recipe.devices import DeviceSection, OwnNetwork
+from personafl.models.network import Network
+from personafl.recipe.devices import DeviceSection
 from personafl.runs.build import prepare
 
 PLENTY = Limits(bytes=10**9)
@@ -47,9 +48,8 @@ def recipe(**sections: Any) -> Recipe:
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_bytes_are_those_of_packed_weights(network: dict[str, Any], dtype: str) -> None:
-    found = fit(recipe(engine={"dtype": dtype}), PLENTY, [OwnNetwork(**network)])
-    options = {key: value for key, value in network.items() if key != "name"}
-    net = make_net(network["name"], options, load(recipe().data, 0))
+    found = fit(recipe(engine={"dtype": dtype}), PLENTY, [Network(**network)])
+    net = make_net(Network(**network), load(recipe().data, 0))
     model = {name: torch.randn(shape, dtype=getattr(torch, dtype)) for name, shape in net.shapes.items()}
     assert [candidate.bits for candidate in found.candidates] == list(BITS)
     for candidate in found.candidates:
@@ -129,7 +129,7 @@ def test_without_names_all_models_that_suit_the_data_and_the_recipes_own() -> No
 
 networks = st.builds(
     lambda number, bits, size: Candidate(
-        network=OwnNetwork(name=f"net{number}"),
+        network=Network(name=f"net{number}"),
         bits=bits,
         parameters=100 * number,
         bytes=size,
@@ -201,19 +201,19 @@ def test_sizes_that_are_none(text: str) -> None:
 def test_models_with_options() -> None:
     found = parse_models("cnn1, mlp:hidden=[16, 8],dropout=0.1,own.nets:Small:width=3,own.nets:Plain,additive:form=sum")
     assert found == [
-        OwnNetwork(name="cnn1"),
-        OwnNetwork(name="mlp", hidden=[16, 8], dropout=0.1),  # type: ignore[call-arg]
-        OwnNetwork(name="own.nets:Small", width=3),  # type: ignore[call-arg]
-        OwnNetwork(name="own.nets:Plain"),
-        OwnNetwork(name="additive", form="sum"),  # type: ignore[call-arg]
+        Network(name="cnn1"),
+        Network(name="mlp", hidden=[16, 8], dropout=0.1),  # type: ignore[call-arg]
+        Network(name="own.nets:Small", width=3),  # type: ignore[call-arg]
+        Network(name="own.nets:Plain"),
+        Network(name="additive", form="sum"),  # type: ignore[call-arg]
     ]
 
 
 @given(st.sampled_from(["mlp", "own.nets:Small"]), st.lists(st.integers(1, 9)), st.sampled_from(BITS))
 def test_what_is_printed_is_read_back(name: str, hidden: list[int], bits: int | None) -> None:
-    network = OwnNetwork(name=name, hidden=hidden, form="sum", buffers="dropped")  # type: ignore[call-arg]
+    network = Network(name=name, hidden=hidden, form="sum", buffers="dropped")  # type: ignore[call-arg]
     one = Candidate(network=network, bits=bits, parameters=1, bytes=1)
-    assert parse_models(f"cnn,{one.label}") == [OwnNetwork(name="cnn"), network]
+    assert parse_models(f"cnn,{one.label}") == [Network(name="cnn"), network]
     [entry] = tomllib.loads(one.to_toml())["devices"]
     section = DeviceSection.model_validate(entry)
     assert (section.model, section.bits, section.share) == (network, bits, 1.0)

@@ -25,9 +25,10 @@ from personafl.core import wire
 from personafl.exports import onnxfile
 from personafl.exports.card import model_card
 from personafl.exports.onnxfile import onnx_file
-from personafl.models import make_net
+from personafl.models import make_net_and_split
 from personafl.models.factored import FactoredConv2d, FactoredLinear
 from personafl.models.modelfile import card_of
+from personafl.models.network import SharedNetwork
 from personafl.runs.result import Result
 
 DIGITS = {"partition": {"kind": "classes", "clients": 4, "per_client": 4}}
@@ -71,7 +72,7 @@ NETWORKS = {name: (name, data, options, {}) for name, (data, options) in CASES.i
 @pytest.mark.parametrize("case", NETWORKS)
 def test_every_network(case: str) -> None:
     name, data, options, adapters = NETWORKS[case]
-    network = quantized(make_net(name, options, data, **adapters).module().eval(), 2)
+    network = quantized(make_net_and_split(SharedNetwork(name=name, **options, **adapters), data)[0].module().eval(), 2)
     content = onnx_file(network, data.x, {"client": "Zoë"})
     for count in (1, 2, 5):
         x = data.x[:count]

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from models.cases import CASES, CHARACTERS, F64, FEATURES, TRANSFORMER
+from models.cases import CASES, F64, FEATURES
 from personafl.core.net import Net
 from personafl.core.rng import generator
 from personafl.errors import BadInput
-from personafl.models import MODELS, AdapterKind, Site, default_adapter, make_net, with_adapters
+from personafl.models import MODELS, AdapterKind, Site, default_adapter, make_net, make_net_and_split, with_adapters
 from personafl.models.adapters import is_adapter
+from personafl.models.network import Network, SharedNetwork
 
 KINDS = get_args(AdapterKind)
 FITS = {
@@ -25,7 +26,8 @@ FITS = {
 
 def nets(name: str, kind: AdapterKind) -> tuple[Net, Net]:
     data, options = CASES[name]
-    return make_net(name, options, data), make_net(name, options, data, adapter=kind, adapter_size=2)
+    adapted = SharedNetwork(name=name, adapter=kind, adapter_size=2, **options)
+    return make_net(Network(name=name, **options), data), make_net_and_split(adapted, data)[0]
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind in KINDS for name in FITS[kind]])
@@ -110,7 +112,7 @@ def test_the_values_by_hand() -> None:
 
 def test_a_module_of_the_users_keeps_its_weights_and_draws_only_its_adapters() -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    net = make_net(module, {}, FEATURES, adapter="lora", adapter_size=2)
+    net = make_net_and_split(SharedNetwork(adapter="lora", adapter_size=2), FEATURES, module)[0]
     one, again, other = (net.init(generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(one["0.weight"], module[0].weight)
     assert torch.equal(one["0.adapter.a.weight"], again["0.adapter.a.weight"])
@@ -143,7 +145,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(BadInput, match=r"has adapters already \(0\.adapter\.a\.weight\)"):
         with_adapters(once, "lora")
     with pytest.raises(BadInput, match="adapter_size: must be at least 1"):
-        make_net("transformer", TRANSFORMER, CHARACTERS, adapter="bottleneck", adapter_size=0)
+        with_adapters(nn.Linear(6, 3), "bottleneck", size=0)
     with pytest.raises(BadInput, match="the model has only Flatten"):
         with_adapters(nn.Flatten(), "lora")
     # The weight of its out_proj, a subclass of nn.Linear, is used past its forward().

@@ -10,6 +10,7 @@ from personafl.core.losses import cross_entropy
 from personafl.core.rng import generator
 from personafl.core.tree import Params
 from personafl.models import make_net
+from personafl.models.network import Network
 
 X = FEATURES.x.to(F64)
 
@@ -29,7 +30,7 @@ def heads(params: Params) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_mixture_by_hand() -> None:
     """p = θ·softmax(shared) + (1 − θ)·softmax(personal), θ = σ(t): ½ at the start, ¾ for t = log 3; the loss −log p."""
-    net = make_net("additive", {"hidden": [4]}, FEATURES)
+    net = make_net(Network(name="additive", hidden=[4]), FEATURES)
     params = params_of(net)
     shared, personal = (scores.softmax(-1) for scores in heads(params))
     targets = FEATURES.y
@@ -43,7 +44,7 @@ def test_a_mixture_by_hand() -> None:
 
 
 def test_the_mixture_weight_is_learned_and_far_scores_stay_finite() -> None:
-    net = make_net("additive", {"hidden": [4]}, FEATURES)
+    net = make_net(Network(name="additive", hidden=[4]), FEATURES)
     params = params_of(net)
     params["shared.weight"] = params["shared.weight"] * 1e4
     gradient = torch.func.grad(lambda p: cross_entropy(net.apply(p, X), FEATURES.y).mean())(params)
@@ -52,7 +53,7 @@ def test_the_mixture_weight_is_learned_and_far_scores_stay_finite() -> None:
 
 
 def test_a_sum_by_hand() -> None:
-    net = make_net("additive", {"hidden": [4], "form": "sum"}, FEATURES)
+    net = make_net(Network(name="additive", hidden=[4], form="sum"), FEATURES)
     params = params_of(net)
     assert "personal.mixture" not in params
     torch.testing.assert_close(net.apply(params, X), sum(heads(params)), rtol=0, atol=1e-12)
@@ -60,7 +61,7 @@ def test_a_sum_by_hand() -> None:
 
 def test_private_features_reach_only_the_personal_embedding() -> None:
     """Without the personal embedding's weights the last two features have no say, and the others do."""
-    net = make_net("split_input", {"private": 2, "width": 3, "private_width": 4}, FEATURES)
+    net = make_net(Network(name="split_input", private=2, width=3, private_width=4), FEATURES)
     params = params_of(net)
     assert params["personal.weight"].shape == (4, 2)
     assert params["shared.weight"].shape == (3, 4)

@@ -15,7 +15,8 @@ from personafl.core.rng import generator
 from personafl.core.tree import Params
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
-from personafl.models import MODELS, default_model, make_net
+from personafl.models import MODELS, make_net
+from personafl.models.network import Network, SharedNetwork, default_model
 
 
 def test_every_model_has_a_case() -> None:
@@ -28,7 +29,7 @@ def test_every_model_stacks(name: str) -> None:
     data, options = CASES[name]
     if "dropout" in (MODELS[name].__kwdefaults__ or {}):
         options = {**options, "dropout": 0.3}
-    net = make_net(name, options, data)
+    net = make_net(Network(name=name, **options), data)
     start = net.init(generator(1))
     assert all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in start.values())
     x = data.x.to(F64) if data.x.is_floating_point() else data.x
@@ -59,7 +60,7 @@ def test_every_model_stacks(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_no_model_keeps_running_statistics(name: str) -> None:
     data, options = CASES[name]
-    net = make_net(name, options, data, buffers="refused")
+    net = make_net(Network(name=name, **options), data)
     assert not net.batch_dependent
 
 
@@ -82,7 +83,7 @@ def test_no_model_keeps_running_statistics(name: str) -> None:
     ],
 )
 def test_shapes_and_sizes(name: str, data: FederatedData, options: dict[str, object], parameters: int) -> None:
-    net = make_net(name, options, data)
+    net = make_net(Network(name=name, **options), data)
     assert net.parameters == parameters
     output = net.apply(net.init(generator(0)), data.x)
     assert output.shape == (*data.y.shape, 3)
@@ -94,7 +95,7 @@ def test_shapes_and_sizes(name: str, data: FederatedData, options: dict[str, obj
 )
 def test_a_default_for_every_kind_of_data(data: FederatedData, name: str) -> None:
     assert default_model(data) == name
-    make_net(name, {}, data)
+    make_net(Network(name=name), data)
 
 
 def test_every_name_is_documented() -> None:
@@ -103,24 +104,24 @@ def test_every_name_is_documented() -> None:
 
 
 def test_the_start_depends_on_the_seed_alone_and_is_the_modules_own_if_one_is_given() -> None:
-    net = make_net("mlp", {}, FEATURES)
+    net = make_net(Network(name="mlp"), FEATURES)
     first, again, other = (net.init(generator(seed)) for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["1.weight"], other["1.weight"])
     module = nn.Linear(6, 3)
-    start = make_net(module, {}, FEATURES).init(generator(0))
+    start = make_net(Network(), FEATURES, module).init(generator(0))
     assert torch.equal(start["weight"], module.weight)
 
 
 def test_padding_tokens_do_not_count_in_a_bag() -> None:
-    net = make_net("bag", {}, WORDS)
+    net = make_net(Network(name="bag"), WORDS)
     params = net.init(generator(0))
     short, padded = torch.tensor([[3, 5]]), torch.tensor([[3, 5, 0, 0]])
     torch.testing.assert_close(net.apply(params, short), net.apply(params, padded))
 
 
 def test_a_window_does_not_see_what_comes_next() -> None:
-    net = make_net("window", {"context": 3}, CHARACTERS)
+    net = make_net(Network(name="window", context=3), CHARACTERS)
     params = net.init(generator(0))
     tokens = torch.arange(10).unsqueeze(0)
     changed = tokens.clone()
@@ -150,7 +151,7 @@ def test_a_window_does_not_see_what_comes_next() -> None:
 )
 def test_models_that_do_not_fit_the_data(name: str, data: FederatedData, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        make_net(name, {}, data)
+        make_net(Network(name=name), data)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_models_that_do_not_fit_the_data(name: str, data: FederatedData, message
 )
 def test_options_that_do_not_work(name: str, data: FederatedData, options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        make_net(name, options, data)
+        make_net(SharedNetwork(name=name, **options), data)
 
 
 def test_ctc_counts_the_blanks_between_equal_labels() -> None:
@@ -184,6 +185,6 @@ def test_ctc_counts_the_blanks_between_equal_labels() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.line(x.flatten(1)).reshape(len(x), -1, 3)
 
-    assert isinstance(make_net(Frames(4), {}, SPEECH), Net)
+    assert isinstance(make_net(Network(), SPEECH, Frames(4)), Net)
     with pytest.raises(BadInput, match="at least 4 frames"):
-        make_net(Frames(3), {}, SPEECH)
+        make_net(Network(), SPEECH, Frames(3))

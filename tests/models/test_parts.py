@@ -11,11 +11,12 @@ from personafl.core.split import Split
 from personafl.errors import BadInput
 from personafl.models import make_net, make_net_and_split, personal_split
 from personafl.models.adapters import is_adapter
+from personafl.models.network import Network, SharedNetwork
 
 
 def chosen(name: str, personal: str | list[str]) -> list[str]:
     data, options = CASES[name]
-    net, split = make_net_and_split(name, options, data, personal=personal, adapter_size=2)
+    net, split = make_net_and_split(SharedNetwork(name=name, personal=personal, adapter_size=2, **options), data)
     assert split is not None
     split.check(list(net.shapes))
     return [n for n in net.shapes if split.is_personal(n)]
@@ -66,8 +67,8 @@ def test_body_and_output_are_all_there_is_and_have_nothing_in_common() -> None:
         body, output = chosen(name, "body"), chosen(name, "output")
         assert not set(body) & set(output)
         data, options = CASES[name]
-        assert set(body) | set(output) == set(make_net(name, options, data).shapes)
-    net, split = make_net_and_split(Own(), {}, FEATURES, personal="body")
+        assert set(body) | set(output) == set(make_net(Network(name=name, **options), data).shapes)
+    net, split = make_net_and_split(SharedNetwork(personal="body"), FEATURES, Own())
     assert split is not None
     assert {name for name in net.shapes if not split.is_personal(name)} == {"last.weight", "last.bias"}
 
@@ -88,9 +89,9 @@ def test_adapters_are_put_in_where_they_are_personal() -> None:
         assert len(rest) == {"transformer": 10, "speech": 10}.get(name, 0)
         assert all("norm" in n for n in rest)
     assert all("stem.adapter" in n or "conv" in n for n in chosen("resnet18", "adapter"))
-    _, split = make_net_and_split("cnn", {}, IMAGES, "refused", "adapter", "lora", 2)
+    _, split = make_net_and_split(SharedNetwork(name="cnn", personal="adapter", adapter="lora", adapter_size=2), IMAGES)
     assert split == Split(("*.adapter.*",))
-    net, none = make_net_and_split("cnn", {}, IMAGES, adapter="residual")
+    net, none = make_net_and_split(SharedNetwork(name="cnn", adapter="residual"), IMAGES)
     assert none is None
     assert any(map(is_adapter, net.shapes))
 
@@ -120,10 +121,10 @@ def test_a_module_of_the_users() -> None:
         "adapter": ("adapter.*",),
         "gain": ("gain",),
     }.items():
-        net, split = make_net_and_split(Own(), {}, FEATURES, personal=part)
+        net, split = make_net_and_split(SharedNetwork(personal=part), FEATURES, Own())
         assert split == Split(patterns)
         assert not any(name.startswith("frozen") for name in net.shapes)
-    alone, split = make_net_and_split(nn.Linear(6, 3), {}, FEATURES, personal="adapter", adapter_size=1)
+    alone, split = make_net_and_split(SharedNetwork(personal="adapter", adapter_size=1), FEATURES, nn.Linear(6, 3))
     assert split == Split(("adapter.*",))
     assert list(alone.shapes) == ["weight", "bias", "adapter.a.weight", "adapter.b.weight"]
 
@@ -168,6 +169,6 @@ def test_adapters_must_be_there_for_a_split_of_a_module() -> None:
 
 def test_looking_at_a_model_leaves_torchs_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    make_net_and_split("transformer", TRANSFORMER, CHARACTERS, personal="adapter")
-    make_net("mlp", {}, FEATURES, adapter="lora")
+    make_net_and_split(SharedNetwork(name="transformer", personal="adapter", **TRANSFORMER), CHARACTERS)
+    make_net_and_split(SharedNetwork(name="mlp", adapter="lora"), FEATURES)
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -22,6 +22,7 @@ from personafl.core.batches import Steps
 from personafl.core.losses import TASKS
 from personafl.core.optim import Sgd
 from personafl.models import make_net_and_split
+from personafl.models.network import SharedNetwork
 from personafl.runs.scoring import tune
 from personafl.storage.store import Store
 from personafl.testing import Case, _close, _everything
@@ -55,7 +56,8 @@ def learn(name: str, said: Path) -> None:
     with open(said, "w", buffering=1) as log:
         try:
             for part in PARTS[name]:
-                net, split = make_net_and_split(name, options, given, personal=part, adapter_size=2)
+                network = SharedNetwork(name=name, personal=part, adapter_size=2, **options)
+                net, split = make_net_and_split(network, given)
                 problem = Problem(net.to(torch.device("cpu"), torch.float64), TASKS[data.task].loss, split=split)
                 for method, told in RULES.items():
                     print(part, method, file=log)

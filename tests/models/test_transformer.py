@@ -12,6 +12,7 @@ from personafl.core.losses import TASKS
 from personafl.core.rng import generator
 from personafl.data import DataConfig, load
 from personafl.models import MODELS, make_net, personal_split, with_adapters
+from personafl.models.network import Network
 
 
 def count(module: nn.Module, personal: str | None = None) -> int:
@@ -20,7 +21,7 @@ def count(module: nn.Module, personal: str | None = None) -> int:
 
 
 def test_a_place_sees_all_before_it_and_nothing_after() -> None:
-    net = make_net("transformer", TRANSFORMER, CHARACTERS)
+    net = make_net(Network(name="transformer", **TRANSFORMER), CHARACTERS)
     params = net.init(generator(0))
     tokens = torch.arange(7).unsqueeze(0)
     changed = tokens.clone()
@@ -30,7 +31,7 @@ def test_a_place_sees_all_before_it_and_nothing_after() -> None:
 
 
 def test_dropout_is_on_with_a_key_only() -> None:
-    net = make_net("transformer", {**TRANSFORMER, "dropout": 0.5}, CHARACTERS)
+    net = make_net(Network(name="transformer", **{**TRANSFORMER, "dropout": 0.5}), CHARACTERS)
     params, x = net.init(generator(0)), CHARACTERS.x
     assert torch.equal(net.apply(params, x), net.apply(params, x))
     one, two = (net.apply(params, x, key=torch.tensor(key)) for key in (1, 2))

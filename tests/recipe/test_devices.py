@@ -34,10 +34,11 @@ from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import Scores
 from personafl.models.cost import multiply_adds
 from personafl.models.modelfile import card_of
-from personafl.recipe.devices import DeviceSection, deal
+from personafl.recipe.devices import DeviceSection
 from personafl.runs.build import prepare
 from personafl.runs.job import Job
 from personafl.runs.listener import Progress
+from personafl.runs.profiles import deal
 from personafl.runs.result import _with_choice
 from personafl.runs.scoring import SHARES, Scored
 

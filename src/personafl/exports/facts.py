@@ -7,9 +7,10 @@ import torch
 
 from personafl.core import wire
 from personafl.core.net import Net
-from personafl.models import default_model
-from personafl.models.modelfile import Network, Part, bits_of
+from personafl.models.modelfile import Part, bits_of, network_text
+from personafl.models.network import Network, SharedNetwork
 from personafl.runs.job import Job
+from personafl.runs.problems import shared_network
 
 
 def facts_of(job: Job, client: int | None) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def facts_of(job: Job, client: int | None) -> dict[str, Any]:
     tokens = not data.x.is_floating_point()
     return {
         "method": federation.algorithm.name,
-        "network": _network(job, client).model_dump_json(),
+        "network": network_text(_network(job, client)),
         "dtype": str(federation.dtype).removeprefix("torch."),
         "task": data.task,
         "input_shape": json.dumps(list(data.x.shape[1:])),
@@ -55,29 +56,12 @@ def net_of(job: Job, client: int | None) -> Net:
 
 
 def _network(job: Job, client: int | None) -> Network:
-    section, data = job.recipe.model, job.federation.data
+    fed = job.federation
     if client is not None and net_of(job, client) is not net_of(job, None):
-        return _device_network(job, int(job.federation.problem_of[client]))
-    own = "model" in job.objects
-    return Network(
-        name=None if own else default_model(data) if section.name == "auto" else section.name,
-        options={} if own else section.model_extra or {},
-        buffers=section.buffers,
-        personal=section.personal or job.federation.algorithm.personal,
-        adapter=section.adapter,
-        adapter_size=section.adapter_size,
-    )
-
-
-def _device_network(job: Job, which: int) -> Network:
-    """Return the network that a device profile has of its own."""
-    section = job.recipe.devices[which].model
-    assert section is not None
-    return Network(
-        name=section.resolved(job.federation.data).name,
-        options=section.model_extra or {},
-        buffers=section.buffers,
-        personal=None,
-        adapter=None,
-        adapter_size=1,
-    )
+        own = job.recipe.devices[int(fed.problem_of[client])].model
+        assert own is not None
+        return own.resolved(fed.data)
+    network = shared_network(job.recipe, fed.algorithm, fed.data)
+    if "model" in job.objects:
+        return SharedNetwork(**network.model_dump(include=set(SharedNetwork.model_fields)) | {"name": ""})
+    return network

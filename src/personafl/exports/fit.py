@@ -22,9 +22,10 @@ from personafl.core.wire import Quantized
 from personafl.errors import BadInput
 from personafl.exports.memory import round_memory
 from personafl.models import MODELS, make_net
+from personafl.models.network import Network
 from personafl.options import explain
-from personafl.recipe.devices import OwnNetwork
-from personafl.recipe.recipe import MethodSection, Recipe
+from personafl.recipe.method import MethodSection
+from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import apply_overrides
 from personafl.runs.build import prepare
 from personafl.simulate.federation import Federation
@@ -48,7 +49,7 @@ class Limits:
 class Candidate:
     """A network with so many bits per weight (None: full precision), and what it takes."""
 
-    network: OwnNetwork
+    network: Network
     bits: int | None
     parameters: int
     bytes: int
@@ -105,7 +106,7 @@ class Fit:
 def fit(
     recipe: Recipe,
     limits: Limits,
-    models: Sequence[OwnNetwork] | None = None,
+    models: Sequence[Network] | None = None,
     bits: Sequence[int | None] | None = None,
 ) -> Fit:
     """Return the networks that could be a client's own, and the largest that is within the limits.
@@ -175,7 +176,7 @@ def parse_size(text: str, where: str) -> int:
     return size
 
 
-def parse_models(text: str) -> list[OwnNetwork]:
+def parse_models(text: str) -> list[Network]:
     """Read networks with their options, for example `cnn1,mlp:hidden=[16],dropout=0.1,lenet`."""
     entries: list[tuple[str, list[str]]] = []
     for item in re.split(r",(?![^\[]*\])", text):  # commas in [ ] are a value's
@@ -189,12 +190,12 @@ def parse_models(text: str) -> list[OwnNetwork]:
             entries[-1][1].append(item.strip())
         if not entries or not entries[-1][0]:
             raise BadInput(f"--models {text!r}: write NAME or NAME:KEY=VALUE, with commas between")
-    networks: list[OwnNetwork] = []
+    networks: list[Network] = []
     for name, options in entries:
         try:
-            network = OwnNetwork.model_validate({**apply_overrides({}, options), "name": name})
+            network = Network.model_validate({**apply_overrides({}, options), "name": name})
         except ValidationError as error:
-            raise explain(error, f"--models {name}", OwnNetwork) from error
+            raise explain(error, f"--models {name}", Network) from error
         if network in networks:
             raise BadInput(f"--models: {name!r} is there twice; remove one")
         networks.append(network)
@@ -214,7 +215,7 @@ def _with_bits(recipe: Recipe) -> Recipe:
     algorithm = recipe.algorithm()
     if not (algorithm.own_networks and algorithm.uses_bits):
         recipe = recipe.for_method("quped", recipe.seed)
-    options = {key: value for key, value in (recipe.method.model_extra or {}).items() if key != "bits"}
+    options = {key: value for key, value in recipe.method.options.items() if key != "bits"}
     return recipe.model_copy(
         update={
             "method": MethodSection(name=recipe.method.name, **options),
@@ -226,16 +227,16 @@ def _with_bits(recipe: Recipe) -> Recipe:
 
 
 def _networks(
-    recipe: Recipe, federation: Federation, models: Sequence[OwnNetwork] | None
-) -> Iterator[tuple[OwnNetwork, Net]]:
+    recipe: Recipe, federation: Federation, models: Sequence[Network] | None
+) -> Iterator[tuple[Network, Net]]:
     """Yield the networks to look at that can be built for the data; one that was asked for must be."""
     data, own = federation.data, recipe.model
-    known = [OwnNetwork(name=name) for name in MODELS if name not in _DIVIDED]
-    mine = OwnNetwork(name=own.name, buffers=own.buffers, **(own.model_extra or {})).resolved(data)
+    known = [Network(name=name) for name in MODELS if name not in _DIVIDED]
+    mine = Network(name=own.name, buffers=own.buffers, **own.options).resolved(data)
     for network in models or (known if mine in known else [mine, *known]):
         resolved = network.resolved(data)
         try:
-            yield resolved, make_net(resolved.name, resolved.model_extra or {}, data, resolved.buffers)
+            yield resolved, make_net(resolved, data)
         except BadInput as error:
             if models is not None:
                 raise BadInput(f"--models {resolved.name}: {error}") from error
@@ -289,7 +290,7 @@ def _said(candidate: Candidate) -> str:
     return f"{candidate.label} in {bits}"
 
 
-def _values(network: OwnNetwork) -> dict[str, Any]:
+def _values(network: Network) -> dict[str, Any]:
     """Return a network as a recipe writes it, without defaults."""
     return {"name": network.name, **network.model_dump(mode="json", exclude_defaults=True)}
 

@@ -1,19 +1,20 @@
 """Models by name, by dotted path, or any `nn.Module` of the user's."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from personafl.core.losses import ctc_frames
-from personafl.core.net import Buffers, Net
+from personafl.core.net import Net
 from personafl.core.split import Split
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, did_you_mean
 from personafl.models import additive, convolutional, transformer, zoo
 from personafl.models.adapters import AdapterKind, Site, default_adapter, with_adapters
+from personafl.models.network import Network, SharedNetwork, default_model
 from personafl.models.parts import needs_adapter, personal_split
 from personafl.options import checked, import_path, reason
 
@@ -48,73 +49,49 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def default_model(data: FederatedData) -> str:
-    """Return a small model that fits the data."""
-    if data.task == "ctc":
-        return "speech"
-    if data.x.is_floating_point():
-        return "mlp"
-    return "bag" if data.y.ndim == 1 else "window"
+def make_net(network: Network, data: FederatedData, module: nn.Module | None = None) -> Net:
+    """Return a network for a dataset, tried on a few of its samples; `module` replaces what the record names.
 
-
-def make_net(
-    model: str | nn.Module,
-    options: Mapping[str, Any],
-    data: FederatedData,
-    buffers: Buffers = "refused",
-    *,
-    adapter: AdapterKind | None = None,
-    adapter_size: int = 16,
-) -> Net:
-    """Return the network for a dataset, tried on a few of its samples.
-
-    `model` is a name, an `nn.Module`, or "package.module:Name" of one or of anything that returns one; whatever of
-    `input_shape`, `classes` and `vocabulary` it takes is filled in from the data. `adapter` puts adapters into it.
+    Whatever of `input_shape`, `classes` and `vocabulary` the named one takes is filled in from the data.
     """
-    return make_net_and_split(model, options, data, buffers, adapter=adapter, adapter_size=adapter_size)[0]
+    return _tried(_source(network, data, module), network, data)
 
 
 def make_net_and_split(
-    model: str | nn.Module,
-    options: Mapping[str, Any],
-    data: FederatedData,
-    buffers: Buffers = "refused",
-    personal: str | Sequence[str] | None = None,
-    adapter: AdapterKind | None = None,
-    adapter_size: int = 16,
+    network: SharedNetwork, data: FederatedData, module: nn.Module | None = None
 ) -> tuple[Net, Split | None]:
-    """Return the network as `make_net` does, and which of its parameters are `personal` (see `models.parts`).
+    """Return a network as `make_net` does, with its adapters, and which parameters are personal (see `models.parts`).
 
     Where "adapter" is personal and the model has none, the adapters that suit it are put in.
     """
-    base = _source(model, options, data)
-    make = base if adapter is None else _adapted(base, adapter, adapter_size)
+    base = _source(network, data, module)
+    make = base if network.adapter is None else _adapted(base, network.adapter, network.adapter_size)
     split = None
-    if personal is not None:
-        module = _example(make)
-        if adapter is None and needs_adapter(module, personal):
-            make = _adapted(base, default_adapter(module), adapter_size)
-            module = _example(make)
-        split = personal_split(module, personal)
-    net = Net(make, buffers)
-    _check_output(net, data)
-    return net, split
+    if network.personal is not None:
+        example = _example(make)
+        if network.adapter is None and needs_adapter(example, network.personal):
+            make = _adapted(base, default_adapter(example), network.adapter_size)
+            example = _example(make)
+        split = personal_split(example, network.personal)
+    return _tried(make, network, data), split
 
 
 Source = nn.Module | Callable[[], nn.Module]
 
 
-def _source(model: str | nn.Module, options: Mapping[str, Any], data: FederatedData) -> Source:
+def _source(network: Network, data: FederatedData, module: nn.Module | None) -> Source:
     """Return the module that was given, or what makes it."""
-    found = _find(model) if isinstance(model, str) else model
+    if module is not None:  # it replaces all that the record says of the model
+        return module
+    found = _find(network.name)
     if isinstance(found, nn.Module):
-        if options and isinstance(model, str):  # an object replaces all that the recipe says of the model
-            raise BadInput(f"model.{next(iter(options))}: a module that is made already takes no options; remove it")
+        for name in network.options:
+            raise BadInput(f"model.{name}: a module that is made already takes no options; remove it")
         return found
     known = found in MODELS.values()
-    beside = ["name", "buffers", "personal", "adapter", "adapter_size"]
-    given = checked(found, options, "model", beside=beside) if known else dict(options)
-    return _maker(found, given, data, str(model))
+    beside = type(network).model_fields
+    given = checked(found, network.options, "model", beside=beside) if known else dict(network.options)
+    return _maker(found, given, data, network.name)
 
 
 def _adapted(source: Source, kind: AdapterKind, size: int) -> Callable[[], nn.Module]:
@@ -178,7 +155,9 @@ def _maker(
     return make
 
 
-def _check_output(net: Net, data: FederatedData) -> None:
+def _tried(make: Source, network: Network, data: FederatedData) -> Net:
+    """Return what makes a module as a network; fail if its output does not fit the data."""
+    net = Net(make, network.buffers)
     shape = list(net.probe(data.x[:2]).shape)
     needs = [*data.y[:2].shape, data.classes]
     wanted, classes = str(needs), f"{data.classes} classes"
@@ -190,3 +169,4 @@ def _check_output(net: Net, data: FederatedData) -> None:
         raise BadInput(
             f"model: its output for {needs[0]} samples has shape {shape}, but this data needs {wanted} ({classes})"
         )
+    return net

@@ -13,19 +13,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import safetensors
 import torch
-from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError
+from pydantic_core import to_json
 from torch import Tensor, nn
 
 from personafl.core import wire
-from personafl.core.net import Buffers, Net
+from personafl.core.net import Net
 from personafl.core.split import listed
 from personafl.core.tree import Params
 from personafl.data.config import Moments
 from personafl.data.federated import FederatedData, TaskName, blank
 from personafl.data.inputs import normalized
 from personafl.errors import BadInput
-from personafl.models import MODELS, AdapterKind, make_net_and_split
+from personafl.models import MODELS, make_net_and_split
 from personafl.models.factored import factorize
+from personafl.models.network import Network, SharedNetwork
 from personafl.options import import_path
 
 FORMAT, VERSION = "personafl model", 1
@@ -35,17 +37,20 @@ Size = Annotated[int, Field(ge=1)]
 Part = dict[str, Any]  # by parameter name a tensor or one of wire's forms
 
 
-class Network(BaseModel):
-    """How to build the network, as a recipe's `model` says it; without a name it is an object of the user's."""
+def network_text(network: Network) -> str:
+    """Return the record of a network as a model file has it, with the model's own options apart."""
+    parts = {"personal": None, "adapter": None, "adapter_size": 1}
+    parts |= network.model_dump(mode="json", include=set(parts))
+    values = {"name": network.name or None, "options": network.options, "buffers": network.buffers, **parts}
+    return to_json(values).decode()
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
-    name: str | None
-    options: dict[str, Any]
-    buffers: Buffers
-    personal: str | tuple[str, ...] | None  # it may ask for adapters
-    adapter: AdapterKind | None
-    adapter_size: Size
+def _from_file(values: Any) -> Any:
+    """Return such a record as a recipe has it."""
+    if not (isinstance(values, dict) and isinstance(values.get("options"), dict)):
+        raise ValueError("is no description of a network")
+    own = {key: value for key, value in values.items() if key != "options"}
+    return {**values["options"], **own, "name": own.get("name") or ""}
 
 
 class Card(BaseModel):
@@ -57,7 +62,7 @@ class Card(BaseModel):
     method: str
     model: Literal["global", "personal", "tuned", "blend"]  # blend: between global and the last personal one
     client: str | None = None  # whose model it is
-    network: Json[Network]
+    network: Json[Annotated[SharedNetwork, BeforeValidator(_from_file)]]
     dtype: Literal["float32", "float64"] = "float32"  # of its weights and inputs
     task: TaskName
     input_shape: Json[tuple[Size, ...]]  # of a sample
@@ -209,21 +214,16 @@ def _samples(card: Card) -> FederatedData:
 
 
 def _net(path: Path, card: Card, data: FederatedData, module: nn.Module | None) -> Net:
-    about = card.network
-    model: str | nn.Module | None = about.name if module is None else module
+    name = card.network.name
     remedy = f"personafl.load_model({str(path)!r}, module=…)"
-    if model is None:
+    if module is None and not name:
         raise BadInput(f"{path}: its network was an object in Python; load it with {remedy}")
     try:
-        if isinstance(model, str) and model not in MODELS:
-            found = import_path(model, "model") if ":" in model else None
+        if module is None and name not in MODELS:
+            found = import_path(name, "model") if ":" in name else None
             if not (isinstance(found, type) and issubclass(found, nn.Module)):
-                raise BadInput(f"model: {model!r} is no nn.Module class, and a file may not have a function called")
-        options = about.options if module is None else {}
-        net, _ = make_net_and_split(
-            model, options, data, about.buffers, about.personal, about.adapter, about.adapter_size
-        )
-        return net
+                raise BadInput(f"model: {name!r} is no nn.Module class, and a file may not have a function called")
+        return make_net_and_split(card.network, data, module)[0]
     except BadInput as error:
         raise BadInput(f"{path}: {error}; or give the network: {remedy}") from error
 

@@ -90,7 +90,7 @@ def ran(recipe: Recipe) -> str:
     least = f"{fewest} to " if fewest else ""
     epochs = f"{least}{training.epochs} epochs" if (training.epochs or 1) > 1 else "1 epoch"
     work = f"{least}{training.steps} steps" if training.steps else epochs
-    network = f"{recipe.model.name} {_pairs(recipe.model.model_extra or {})}".strip()
+    network = f"{recipe.model.name} {_pairs(recipe.model.options)}".strip()
     seeds = ", ".join(map(str, recipe.compare.seeds))
     return (
         f"{Path(recipe.data.source).name}{kind}; {part}; {before}{long} of {work}, batch {training.batch}; {network}; "

@@ -9,7 +9,8 @@ from personafl.models import MODELS
 from personafl.options import defaults
 from personafl.papers.catalog import Differs, Printed, Value
 from personafl.papers.preset import Preset
-from personafl.recipe.recipe import Recipe, find_method
+from personafl.recipe.method import find_method
+from personafl.recipe.recipe import Recipe
 
 NOT_PRINTED = "not printed"
 UNKNOWN = "data not here"  # in place of what only the data say

@@ -5,7 +5,6 @@ Networks are built on torch's `meta` device, where tensors have shapes and no nu
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from personafl.core.net import Net
 from personafl.core.split import Split
@@ -24,6 +24,7 @@ from personafl.data.sources import Dataset as Samples
 from personafl.data.sources import TextOptions, load_dataset
 from personafl.errors import BadInput
 from personafl.models import make_net_and_split
+from personafl.models.network import SharedNetwork
 from personafl.papers.catalog import Dataset
 from personafl.papers.preset import Preset
 from personafl.papers.settings import UNKNOWN
@@ -106,11 +107,11 @@ def _blank_like(data: FederatedData) -> FederatedData:
 _made: dict[str, tuple[Net, Split | None]] = {}
 
 
-def _network(name: str, options: Mapping[str, Any], data: FederatedData, *more: Any) -> tuple[Net, Split | None]:
+def _network(network: SharedNetwork, data: FederatedData, module: nn.Module | None) -> tuple[Net, Split | None]:
     """Make a network once for all data of a shape."""
-    key = repr((name, options, data.x.shape[1:], data.y.shape[1:], data.classes, data.vocabulary, more))
+    key = repr((network, data.x.shape[1:], data.y.shape[1:], data.classes, data.vocabulary))
     if key not in _made:
-        _made[key] = make_net_and_split(name, options, data, *more)
+        _made[key] = make_net_and_split(network, data, module)
     return _made[key]
 
 

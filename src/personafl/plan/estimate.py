@@ -16,7 +16,8 @@ from typing import Any
 
 from personafl.errors import BadInput
 from personafl.plan.probe import Probe, probe
-from personafl.recipe.recipe import PretrainSection, Recipe
+from personafl.recipe.method import PretrainSection
+from personafl.recipe.recipe import Recipe
 from personafl.simulate.workers.local import end_with_parent
 
 Listener = Callable[[int, int], None]  # (methods probed, of how many)

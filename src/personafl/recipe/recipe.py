@@ -3,207 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from personafl.algorithms import METHODS
-from personafl.algorithms.training import Training
 from personafl.algorithms.uplink import LowRank, TopEntries, Whole
 from personafl.core.algorithm import Algorithm
-from personafl.core.batches import Steps
-from personafl.core.net import Buffers
-from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
-from personafl.core.schedule import Constant, Exponential, Linear, Step
 from personafl.data.config import DataConfig
-from personafl.errors import BadInput, did_you_mean
-from personafl.models.adapters import AdapterKind
-from personafl.options import Positive, Strict, checked, explain, import_path
+from personafl.errors import BadInput
+from personafl.models.network import SharedNetwork
+from personafl.options import Strict, explain
+from personafl.recipe.buffer import BufferSection, check_buffer
 from personafl.recipe.cloud import CloudSection, check_cloud
+from personafl.recipe.compare import CompareSection
 from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import DeviceSection, check_devices, check_each
+from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
+from personafl.recipe.federation import FederationSection
+from personafl.recipe.method import MethodSection, PretrainSection, build_method
 from personafl.recipe.sweep import SweepSection, check_sweep
+from personafl.recipe.training import TrainingSection
 from personafl.recipe.values import merged, plain, without_none
-from personafl.runs.tracking import SinkName
-from personafl.simulate.buffer import BufferSection, check_buffer
-
-NonNegative = Annotated[float, Field(ge=0)]
-
-
-class ModelSection(Strict):
-    """Which network; further keys are the model's own options."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
-
-    name: str = "auto"  # a name (see `personafl models`), "package.module:Name", or auto
-    buffers: Buffers = "refused"  # what to do with running statistics: refused, shared or dropped
-    personal: str | tuple[str, ...] | None = None  # a part (input, output, …) or patterns; None: as the method has it
-    adapter: AdapterKind | None = None  # residual, bottleneck or lora; None: none, or what fits if personal = "adapter"
-    adapter_size: Positive = 16  # width of a bottleneck, rank of lora
-
-
-class TrainingSection(Strict):
-    """How a client trains in a round, for every method."""
-
-    optimizer: Literal["sgd", "adam", "accelerated"] = "sgd"  # accelerated: projected gradient that looks ahead
-    lr: Annotated[float, Field(gt=0)] = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    nesterov: bool = False
-    box: Annotated[float, Field(gt=0)] | None = None  # of accelerated: weights stay in [−box, box]
-    weight_decay: NonNegative = 0.0
-    clip: Annotated[float, Field(gt=0)] | None = None  # gradient norm per step
-    epochs: Positive | None = None  # passes over the client's data; 1 unless steps is given
-    least_epochs: Positive | None = None  # then: drawn for each client and round, from this many up to epochs
-    steps: Positive | None = None  # or a number of minibatches
-    least_steps: Positive | None = None  # then: drawn for each client and round, from this many up to steps
-    batch: Positive | Literal["all"] = 32
-    schedule: Annotated[Constant | Exponential | Step | Linear, Field(discriminator="kind")] = Constant()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TrainingSection:
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError("give either epochs or steps, not both")
-        if self.optimizer == "adam" and (self.momentum or self.nesterov):
-            raise ValueError("momentum and nesterov are for sgd; adam has its own")
-        if self.optimizer == "accelerated" and (self.nesterov or not self.momentum):
-            raise ValueError("accelerated needs momentum, such as 0.9, and has no nesterov")
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs momentum")
-        if self.box is not None and self.optimizer != "accelerated":
-            raise ValueError(f'box is for optimizer = "accelerated", not {self.optimizer}')
-        if self.least_steps is not None and self.least_steps > (self.steps or 0):
-            raise ValueError("least_steps needs steps, and may be at most that")
-        if self.least_epochs is not None and self.least_epochs > (self.epochs or 0):
-            raise ValueError("least_epochs needs epochs, and may be at most that")
-        return self
-
-    def build(self) -> Training:
-        """Return it as the methods take it."""
-        epochs = None if self.steps is not None else (self.epochs or 1)
-        batch = None if self.batch == "all" else self.batch
-        work = Steps(epochs=epochs, steps=self.steps, least=self.least_steps or self.least_epochs, batch=batch)
-        common: dict[str, Any] = {key: getattr(self, key) for key in ("lr", "weight_decay", "clip", "schedule")}
-        optimizer: LocalOptimizer
-        if self.optimizer == "adam":
-            optimizer = Adaptive(**common)
-        elif self.optimizer == "accelerated":
-            optimizer = Accelerated(momentum=self.momentum, box=self.box, **common)
-        else:
-            optimizer = Sgd(momentum=self.momentum, nesterov=self.nesterov, **common)
-        return Training(work=work, optimizer=optimizer)
-
-
-class FederationSection(Strict):
-    """Who takes part in a round, and how uploads are weighted."""
-
-    cohort: int | float = 1.0  # clients per round: a count, or a share of the seen clients
-    sampling: Literal["exact", "bernoulli"] = "exact"
-    weights: Literal["examples", "uniform"] = "examples"
-    offline: int | float = 0  # others that train without contact in a round: a count, or a share of the seen clients
-
-    @field_validator("offline")
-    @classmethod
-    def _none_or_some(cls, value: int | float) -> int | float:
-        if not 0 <= value <= (1 if isinstance(value, float) else value):
-            raise ValueError("give a count, a share up to 1.0, or 0 for nobody")
-        return value
-
-    @field_validator("cohort")
-    @classmethod
-    def _count_or_share(cls, value: int | float) -> int | float:
-        if not (value >= 1 if isinstance(value, int) else 0 < value <= 1):
-            raise ValueError("give a count of at least 1, or a share above 0 and up to 1.0")
-        return value
-
-    def size(self, clients: int) -> int:
-        """Return the cohort's size for a population."""
-        for key in ("cohort", "offline"):
-            value = getattr(self, key)
-            if isinstance(value, int) and value > clients:
-                raise BadInput(
-                    f"federation.{key}: {value} clients a round, but only {clients} take part in training; "
-                    "lower it, or give a share such as 0.5"
-                )
-        return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * clients))
-
-    def check_offline(self, algorithm: Algorithm) -> None:
-        """Fail if clients are to train without contact under a method that does not say how."""
-        if self.offline and getattr(algorithm.client, "offline", None) is None:
-            raise BadInput(
-                f"federation.offline: {algorithm.name}'s clients train only in contact; remove it (given: "
-                f"{self.offline}), or in a comparison leave it to others: compare.variants.NAME.federation.offline"
-            )
-
-
-class MethodSection(Strict):
-    """Which method; further keys are the method's own options."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
-
-    name: str = "fedavg"
-
-
-class PretrainSection(Strict):
-    """Stage (a): train a shared model first, without personal parts or adapters, and start from it."""
-
-    rounds: Annotated[int, Field(ge=0)] = 0  # 0: no such stage
-    method: MethodSection = MethodSection()
-    training: TrainingSection | None = None  # None: as in the main stage
-
-
-class CompareSection(Strict):
-    """What `personafl compare` runs: methods × seeds.
-
-    `options.NAME` are a method's own options. `variants.NAME` names a changed recipe: its values replace the recipe's,
-    and NAME can stand among the methods.
-    """
-
-    methods: tuple[str, ...] = ("fedavg", "local", "finetune", "ditto")
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-    @field_validator("methods", "seeds")
-    @classmethod
-    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not values:
-            raise ValueError("give at least one")
-        if twice := [value for value in values if values.count(value) > 1]:
-            raise ValueError(f"{twice[0]!r} is there twice")
-        return values
-
-    def check(self) -> None:
-        """Fail if a method or one of its options does not exist."""
-        for name in self.methods:
-            if name not in self.variants:
-                find_method(name, "compare.methods", self.variants)
-        for name, options in self.options.items():
-            checked(find_method(name, "compare.options"), options, f"compare.options.{name}")
-
-
-class EngineSection(Strict):
-    """How the simulator works; none of it changes results beyond rounding."""
-
-    strategy: Literal["auto", "graphs", "stacked", "sequential"] = "auto"
-    device: str = "auto"  # auto: cuda if there is one
-    dtype: Literal["float32", "float64", "tf32", "bfloat16"] = "float32"  # of products: tf32 (GPU) and bfloat16
-    memory_mb: Positive = 1024  # for clients trained at the same time
-    data_mb: Positive | None = None  # for data on a GPU; more are brought there by parts. None: half of what is free
-    store_mb: Positive = 1024  # for personal states kept in memory; the others are on disk
-    checkpoint_seconds: NonNegative = 10.0  # at most this much work is lost in a crash; 0: every round
-    threads: Positive | None = None  # of torch; None: torch decides
-    workers: Positive | Literal["auto"] = "auto"  # processes that train, on a CPU; auto: one per core if it pays
-
-    @field_validator("device")
-    @classmethod
-    def _known_kind(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-            raise ValueError("input should be auto, cpu, cuda, cuda:1, … or mps")
-        return value
 
 
 class Recipe(Strict):
@@ -216,7 +40,7 @@ class Recipe(Strict):
     start: str | None = None  # directory of a finished run: start from its global model
     finetune: bool = False  # stage (c): after the last round every client fine-tunes its personal part
     data: DataConfig = DataConfig()
-    model: ModelSection = ModelSection()
+    model: SharedNetwork = SharedNetwork()
     training: TrainingSection = TrainingSection()
     federation: FederationSection = FederationSection()
     method: MethodSection = MethodSection()
@@ -228,7 +52,7 @@ class Recipe(Strict):
     deploy: DeploySection | None = None  # devices and server as processes; None: simulated
     evaluation: EvaluationSection = EvaluationSection()
     engine: EngineSection = EngineSection()
-    tracking: tuple[SinkName, ...] = ()  # also write metrics to: tensorboard, mlflow, wandb
+    tracking: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()  # where metrics go too
     compare: CompareSection = CompareSection()
     sweep: SweepSection | None = None  # what `personafl sweep` tries
 
@@ -273,13 +97,13 @@ class Recipe(Strict):
 
     def algorithm(self) -> Algorithm:
         """Return the method with its options."""
-        return build_method(self.method.name, self.method.model_extra or {}, self.training.build(), "method")
+        return build_method(self.method.name, self.method.options, self.training.build(), "method")
 
     def for_method(self, label: str, seed: int) -> Recipe:
         """Return the recipe of one run of a comparison; `label` is a method or a variant."""
         variant = self.compare.variants.get(label, {})
         method = variant.get("method", {}).get("name", label)
-        own = (self.method.model_extra or {}) if self.method.name == method else {}
+        own = (self.method.options) if self.method.name == method else {}
         base = self.model_dump(mode="json", exclude_none=True)
         base |= {"method": {"name": method, **own, **self.compare.options.get(method, {})}, "seed": seed, "compare": {}}
         base.pop("sweep", None)
@@ -351,22 +175,3 @@ class Recipe(Strict):
         """Return the whole recipe, defaults included."""
         none = set() if self.devices else {"devices"}  # after `devices = []` no [[devices]] may be added
         return tomli_w.dumps(without_none(self.model_dump(mode="json", exclude=none)))
-
-
-def build_method(name: str, options: Mapping[str, Any], training: Training, where: str) -> Algorithm:
-    """Return a method by name with the options that a recipe gives."""
-    build = find_method(name, f"{where}.name")
-    algorithm = build(training, **checked(build, options, where, beside=["name"]))
-    if not isinstance(algorithm, Algorithm):
-        raise BadInput(f"{where}.name: {name!r} made a {type(algorithm).__name__}, not an Algorithm")
-    return algorithm
-
-
-def find_method(name: str, where: str, beside: Iterable[str] = ()) -> Callable[..., Algorithm]:
-    """Return what builds a method: one of ours by name, or the user's own as package.module:name."""
-    if name in METHODS:
-        return METHODS[name].build
-    if ":" not in name:
-        raise BadInput(f"{where}: no method {name!r}; {did_you_mean(name, [*METHODS, *beside])}")
-    found: Callable[..., Algorithm] = import_path(name, where)
-    return found

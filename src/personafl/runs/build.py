@@ -14,10 +14,11 @@ from personafl.data.federated import FederatedData
 from personafl.data.inputs import as_seen
 from personafl.errors import BadInput
 from personafl.models import make_net_and_split
-from personafl.recipe.devices import check_method, deal
-from personafl.recipe.recipe import EngineSection, Recipe
+from personafl.recipe.engine import EngineSection
+from personafl.recipe.recipe import Recipe
 from personafl.runs.job import Job
 from personafl.runs.problems import Maker, make_problems, make_start
+from personafl.runs.profiles import check_method, deal
 from personafl.runs.tracking import check_tracking
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.buffered import make_buffer

@@ -14,7 +14,8 @@ import torch
 from personafl import __version__
 from personafl.data.describe import sketch
 from personafl.errors import BadInput
-from personafl.recipe.recipe import CompareSection, Recipe
+from personafl.recipe.compare import CompareSection
+from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.simulate.federation import Federation
 from personafl.storage.files import read_json

@@ -19,9 +19,9 @@ from personafl.core.tree import Params
 from personafl.data.federated import FederatedData
 from personafl.data.spelling import SPACE_NAME
 from personafl.errors import BadInput
-from personafl.models import default_model
+from personafl.models import make_net
 from personafl.models.adapters import is_adapter
-from personafl.recipe.devices import OwnNetwork, own_nets
+from personafl.models.network import Network, SharedNetwork
 from personafl.recipe.recipe import Recipe
 
 START_FILE = "global.safetensors"  # of a run directory: the shared model that came out
@@ -38,44 +38,54 @@ def make_problems(
     dtype: torch.dtype,
 ) -> tuple[Problem, ...]:
     """Return the problem of each device profile, or the one of all; `model` replaces the recipe's network."""
-    net, split = _network(recipe, algorithm, data, model, make)
+    net, split = _shared(recipe, algorithm, data, model, make)
     task = TASKS[data.task]
     edits = None if task.edits is None else functools.partial(task.edits, space=data.label_number(SPACE_NAME))
     shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct, edits=edits)
     if not recipe.devices:
         return (shared,)
-    known = None
+    made = []
     if model is None and not any(map(is_adapter, net.shapes)):
-        section = OwnNetwork(name=recipe.model.name, buffers=recipe.model.buffers, **(recipe.model.model_extra or {}))
-        known = section.resolved(data), net
-    nets = own_nets(recipe.devices, data, known, device, dtype)
-    return tuple(
-        dataclasses.replace(shared, local_net=own, bits=profile.bits, penalty=profile.penalty)
-        for profile, own in zip(recipe.devices, nets, strict=True)
-    )
+        same = recipe.model.resolved(data)
+        made.append((Network(name=same.name, buffers=same.buffers, **same.options), net))
+    problems = []
+    for index, profile in enumerate(recipe.devices):
+        own = None
+        if profile.model is not None:
+            own = _own_net(made, profile.model.resolved(data), data, f"devices[{index}]").to(device, dtype)
+        local = None if own is net else own
+        problems.append(dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty))
+    return tuple(problems)
 
 
-def _network(
+def shared_network(recipe: Recipe, algorithm: Algorithm, data: FederatedData) -> SharedNetwork:
+    """Return the network that a recipe names for all, with what "auto" and the method's own default stand for."""
+    personal = recipe.model.personal or algorithm.personal
+    return recipe.model.resolved(data).model_copy(update={"personal": personal})
+
+
+def _shared(
     recipe: Recipe, algorithm: Algorithm, data: FederatedData, model: nn.Module | None, make: Maker
 ) -> tuple[Net, Split | None]:
     """Return the shared network and its split."""
-    section = recipe.model
-    name = default_model(data) if section.name == "auto" else section.name
-    personal = section.personal or algorithm.personal
     try:
-        return make(
-            model or name,
-            section.model_extra or {},
-            data,
-            section.buffers,
-            personal,
-            section.adapter,
-            section.adapter_size,
-        )
+        return make(shared_network(recipe, algorithm, data), data, model)
     except BadInput as error:
-        if section.personal is None and str(error).startswith("model.personal:"):
+        if recipe.model.personal is None and str(error).startswith("model.personal:"):
             raise BadInput(f"{error} ({algorithm.personal!r} is the default of {algorithm.name})") from error
         raise
+
+
+def _own_net(made: list[tuple[Network, Net]], record: Network, data: FederatedData, where: str) -> Net:
+    """Return the network of a record; equal records are one network, and what there is already is in `made`."""
+    for known, net in made:
+        if known == record:
+            return net
+    try:
+        made.append((record, make_net(record, data)))
+    except BadInput as error:
+        raise BadInput(f"{where}.{error}") from error
+    return made[-1][1]
 
 
 def make_start(recipe: Recipe, net: Net) -> Params:

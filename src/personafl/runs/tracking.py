@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from personafl.errors import BadInput
 from personafl.storage.files import read_json, write_json
@@ -22,7 +22,6 @@ from personafl.storage.files import read_json, write_json
 if TYPE_CHECKING:
     from personafl.recipe.recipe import Recipe
 
-SinkName = Literal["tensorboard", "mlflow", "wandb"]
 Values = dict[str, float]
 
 
@@ -55,8 +54,8 @@ class Tracker:
     def __init__(self, recipe: Recipe, run: Path, past: Iterable[Mapping[str, Any]]) -> None:
         """Begin; `past` are the metrics that the run directory has."""
         self._rounds = recipe.rounds
-        self._sinks = {name: _SINKS[name]() for name in recipe.tracking}
-        self._last: dict[SinkName, int] = {}  # sink -> the last step that it has
+        self._sinks: dict[str, Sink] = {name: _SINKS[name]() for name in recipe.tracking}
+        self._last: dict[str, int] = {}  # sink -> the last step that it has
         self._step, self._values = 0, Values()
         for name, sink in self._sinks.items():
             try:
@@ -95,7 +94,7 @@ class Tracker:
             late = [name for name in self._sinks if self._last[name] < step]
             self._each(lambda sink: sink.metrics(step, values), late)
 
-    def _each(self, call: Callable[[Sink], None], names: Iterable[SinkName] | None = None) -> None:
+    def _each(self, call: Callable[[Sink], None], names: Iterable[str] | None = None) -> None:
         for name in list(self._sinks if names is None else names):
             try:
                 call(self._sinks[name])
@@ -214,4 +213,4 @@ class _Mlflow:
 
 
 _ALWAYS = "round/bytes_up"  # a metric that every round has
-_SINKS: dict[SinkName, Callable[[], Sink]] = {"tensorboard": _TensorBoard, "mlflow": _Mlflow, "wandb": _Wandb}
+_SINKS: dict[str, Callable[[], Sink]] = {"tensorboard": _TensorBoard, "mlflow": _Mlflow, "wandb": _Wandb}

@@ -1,4 +1,4 @@
-"""The section [buffer] of a recipe: one server that does not wait for everyone; and who starts and arrives when.
+"""A buffer, one server that does not wait for everyone: who starts and arrives when.
 
 `concurrency` clients start from version 0 of the model. Each takes arrival_i + K_i · step_i, as on a cloud. When the
 server has `size` uploads it makes the next version of them, and from that as many clients start as have arrived: no
@@ -17,9 +17,9 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,40 +27,9 @@ from pydantic import Field
 
 from personafl.cloud.clock import DeviceTimes
 from personafl.core import rng
-from personafl.errors import BadInput
-from personafl.recipe.cloud import TimesSection, check_no_cohorts
 
 Clients = NDArray[np.int64]
 Positive = Annotated[int, Field(ge=1)]
-
-
-class BufferSection(TimesSection):
-    """How many uploads make a new version of the model, how many clients train at a time, and how long they take."""
-
-    size: Positive  # uploads per version; 1: fully asynchronous; as many as concurrency: synchronous
-    concurrency: Positive | None = None  # clients that train at a time; None: all
-    max_staleness: Annotated[int, Field(ge=0)] | None = None  # older uploads are dropped; None: none are
-    discount: Literal["polynomial", "none"] = "polynomial"  # a change s versions late counts 1/√(1 + s), or whole
-
-
-def check_buffer(buffer: BufferSection | None, federation: Mapping[str, Any], *, on_cloud: bool) -> None:
-    """Fail if values do not go together, whatever the data; `federation` is the recipe's section."""
-    if buffer is None:
-        return
-    if on_cloud:
-        raise BadInput("buffer: it is for one server, and [cloud] has several; remove one of the two sections")
-    check_no_cohorts(federation, "with [buffer] who is free takes part; remove it, and set buffer.concurrency")
-    if buffer.concurrency is not None:
-        check_size(buffer.size, buffer.concurrency)
-
-
-def check_size(size: int, concurrency: int) -> None:
-    """Fail if a buffer would never be full."""
-    if size > concurrency:
-        raise BadInput(
-            f"buffer.size: waits for {size} uploads, but only {concurrency} clients train at a time; lower it, or "
-            "raise buffer.concurrency"
-        )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ from personafl.core.batches import Steps
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
-from personafl.simulate.buffer import Arrival, Buffer, BufferSection, Update, check_size
+from personafl.recipe.buffer import BufferSection, check_size
+from personafl.simulate.buffer import Arrival, Buffer, Update
 from personafl.simulate.engine import local_steps
 from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Round, Simulation

@@ -32,8 +32,10 @@ import torch
 
 import personafl.data.build as data_build
 from personafl.errors import BadInput, Diverged, Interrupted, StorageFailed
+from personafl.recipe.compare import CompareSection
+from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
-from personafl.recipe.recipe import CompareSection, EngineSection, Recipe
+from personafl.recipe.recipe import Recipe
 from personafl.recipe.sweep import SWEEP_FILE, space
 from personafl.recipe.values import merged, put, read_toml
 from personafl.runs.build import prepare

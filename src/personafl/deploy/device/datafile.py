@@ -25,9 +25,9 @@ from personafl.data.inputs import moments_of
 from personafl.data.sources import TextOptions, load_dataset
 from personafl.errors import BadInput
 from personafl.recipe.deploy import DeploySection
-from personafl.recipe.devices import deal as deal_devices
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
+from personafl.runs.profiles import deal as deal_devices
 from personafl.storage.files import atomic_write, storage
 
 _FORMAT = "personafl data 1"

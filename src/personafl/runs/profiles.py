@@ -1,0 +1,100 @@
+"""Who has which of a recipe's devices, and whether the method can do what these ask for.
+
+All draws come from (seed, client), so every method of a comparison sees the same devices, and a run repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.algorithms import METHODS, Training
+from personafl.core import rng
+from personafl.core.algorithm import Algorithm
+from personafl.core.split import listed
+from personafl.data.federated import FederatedData
+from personafl.errors import BadInput
+from personafl.recipe.devices import TOLERANCE, DeviceSection
+
+Clients = NDArray[np.int64]
+
+
+def check_method(devices: Sequence[DeviceSection], algorithm: Algorithm) -> None:
+    """Fail if a profile asks for what the method cannot do."""
+    for index, device in enumerate(devices):
+        if device.model is not None and not algorithm.own_networks:
+            what = "trains the shared network on every client"
+            raise BadInput(_refusal(algorithm, what, f"devices[{index}].model", "own_networks"))
+        if device.bits is not None and not algorithm.uses_bits:
+            what = "keeps every weight in full precision"
+            raise BadInput(_refusal(algorithm, what, f"devices[{index}].bits", "uses_bits"))
+        if device.penalty is not None and algorithm.most_penalty is None:
+            what = "has no penalty that differs by device"
+            raise BadInput(_refusal(algorithm, what, f"devices[{index}].penalty", "most_penalty"))
+        if device.penalty is not None and device.penalty > (algorithm.most_penalty or 0.0):
+            raise BadInput(
+                f"devices[{index}].penalty: {device.penalty:g} is above {algorithm.most_penalty:g}, the most that "
+                f"{algorithm.name} allows; lower it"
+            )
+
+
+def _refusal(algorithm: Algorithm, what: str, key: str, ability: str) -> str:
+    able = [name for name, method in METHODS.items() if getattr(method.build(Training()), ability)]
+    instead = f", use a method that can ({', '.join(able)})" if able else ""
+    return (
+        f"devices: {algorithm.name} {what} and has no use for {key}; remove it{instead}, "
+        f"or in a comparison leave devices to the others: compare.variants.{algorithm.name}.devices = []"
+    )
+
+
+def deal(devices: Sequence[DeviceSection], data: FederatedData, seed: int) -> Clients:
+    """Return the number of each client's profile, [clients]; 0 for all where there are no profiles."""
+    profile = np.full(data.clients, -1 if devices else 0, dtype=np.int64)
+    sizes = data.train.sizes
+    if devices and devices[0].way == "share":
+        for group in (data.seen, data.unseen):
+            profile[group] = _by_share([device.share or 0.0 for device in devices], group, seed)
+    for index, device in enumerate(devices):
+        if device.way == "samples":
+            profile[device.holds(sizes)] = index
+    for index, device in enumerate(devices):  # last: a name goes before a size
+        for name in device.clients or ():
+            profile[data.client_number(name, f"devices[{index}].clients: there is")] = index
+    _check_dealt(devices, data, profile)
+    return profile
+
+
+def _by_share(shares: Sequence[float], group: Clients, seed: int) -> Clients:
+    """Deal clients by shares: the numbers by largest remainder (ties: the earlier profile), who by (seed, client)."""
+    exact = np.array(shares) * len(group)
+    counts = np.floor(exact + TOLERANCE).astype(np.int64)
+    last = np.argsort(np.round(counts - exact, 9), kind="stable")[: len(group) - int(counts.sum())]
+    counts[last] += 1
+    dealt = np.empty(len(group), dtype=np.int64)
+    dealt[np.argsort(rng.mix(seed, "devices", group), kind="stable")] = np.repeat(np.arange(len(shares)), counts)
+    return dealt
+
+
+def _check_dealt(devices: Sequence[DeviceSection], data: FederatedData, profile: Clients) -> None:
+    members = np.concatenate([data.seen, data.unseen])
+    left = members[profile[members] < 0]
+    if len(left):
+        sizes = data.train.sizes[left]
+        names = listed([data.client_names[client] for client in left])
+        raise BadInput(
+            f"devices: {len(left)} of {len(members)} clients are in no entry ({names}; they have {sizes.min()} to "
+            f"{sizes.max()} training samples); add an entry with their names or sizes"
+        )
+    for index, device in enumerate(devices):
+        if not (profile[members] == index).any():
+            keys = {"share": "share", "clients": "clients"}
+            key = keys.get(device.way, "min_samples" if device.min_samples is not None else "max_samples")
+            sizes = data.train.sizes[members]
+            have = (
+                f"of {len(members)} clients" if device.way == "share" else f"they have {sizes.min()} to {sizes.max()}"
+            )
+            raise BadInput(
+                f"devices[{index}].{key}: no client gets this device ({have}); change it, or remove the entry"
+            )
