@@ -95,7 +95,7 @@ class CloudCluster(Cluster):
             return
         from personafl.deploy.server.cloudserver import CloudServerConfig, run_cloud_server
         from personafl.deploy.server.coordinator import run_coordinator
-        from personafl.deploy.server.service import Listening
+        from personafl.deploy.server.service import ServiceConfig
 
         torch.set_num_threads(1)
         port = self.port if name == "coordinator" else self.ports[self.servers.index(name)]
@@ -107,7 +107,7 @@ class CloudCluster(Cluster):
             "listen": f"localhost:{port}",
         }
         if name == "coordinator":
-            asyncio.run(run_coordinator(Listening(**given), tell))
+            asyncio.run(run_coordinator(ServiceConfig(**given), tell))
         else:
             config = CloudServerConfig(**given, coordinator=f"localhost:{self.port}")
             asyncio.run(run_cloud_server(config, tell))

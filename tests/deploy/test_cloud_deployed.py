@@ -26,7 +26,7 @@ from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.coordinator import run_coordinator
 from personafl.deploy.server.operator import ask_status
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.service import Event, Listening
+from personafl.deploy.server.service import Event, ServiceConfig
 from personafl.errors import BadInput
 from personafl.recipe.devices import DeviceSection
 from personafl.recipe.recipe import Recipe
@@ -272,10 +272,10 @@ def test_a_single_server_and_a_recipe_for_several(tmp_path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def coordinating(recipe: Recipe, folder: Path) -> AsyncIterator[tuple[int, Listening]]:
+async def coordinating(recipe: Recipe, folder: Path) -> AsyncIterator[tuple[int, ServiceConfig]]:
     """Start a coordinator, and end it with the block."""
     await asyncio.to_thread(pki.init, folder / "pki")
-    config = Listening(
+    config = ServiceConfig(
         recipe=recipe,
         out=folder / "run",
         files=pki.issue(folder / "pki", "coordinator"),

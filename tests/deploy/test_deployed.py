@@ -18,7 +18,7 @@ from processes import SMALL, States, plain, recipe_of, simulated
 from personafl.algorithms import METHODS
 from personafl.deploy.device import device as device_module
 from personafl.deploy.device import training
-from personafl.deploy.device.datafile import Own, deal, load_own
+from personafl.deploy.device.datafile import OwnData, deal, load_own
 from personafl.deploy.device.serving import predict
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.device.training import LocalClient
@@ -302,7 +302,7 @@ def _named(change: dict[str, dict[str, Any]]) -> Recipe:
     return recipe_of("fedavg").model_copy(update={key: section})
 
 
-def _own(folder: Path) -> Own:
+def _own(folder: Path) -> OwnData:
     recipe, files = deal(recipe_of("fedavg"), folder)
     return load_own(str(files[0]), 0, recipe)
 

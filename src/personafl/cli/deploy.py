@@ -111,10 +111,10 @@ def coordinator(
     """Coordinate the servers of a recipe with a cloud; the same command continues it after a crash."""
     _check_installed()
     from personafl.deploy.server.coordinator import run_coordinator
-    from personafl.deploy.server.service import Listening
+    from personafl.deploy.server.service import ServiceConfig
 
     given = _listening(words, identity, listen, out_path, revoked)
-    asyncio.run(run_coordinator(Listening(**given), _tell))
+    asyncio.run(run_coordinator(ServiceConfig(**given), _tell))
     say(f"run directory: {given['out']}")
 
 

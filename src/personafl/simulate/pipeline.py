@@ -19,7 +19,7 @@ Clients = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class Ahead:
+class Pipeline:
     """Batches of one chunk, drawn before it is its turn. `draw` draws those of clients for a round."""
 
     def __init__(self, draw: Callable[[Clients, int], Data]) -> None:

@@ -21,7 +21,7 @@ from personafl.simulate.clientside import ClientSide, received
 from personafl.simulate.cohort import draw_cohort, draw_offline
 from personafl.simulate.engine import samples_of, steps_of
 from personafl.simulate.federation import Federation
-from personafl.simulate.pipeline import Ahead
+from personafl.simulate.pipeline import Pipeline
 from personafl.simulate.serverside import ServerSide
 from personafl.simulate.trainer import Chunk, Done, StatesOnNodes
 from personafl.simulate.workers.local import WorkerFailed, cores, workers_for
@@ -78,7 +78,7 @@ class Simulation(ClientSide):
         self.servers = self._begin()
         self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
         self._plan: tuple[int, Clients, list[tuple[int, Clients]]] | None = None  # of its chunks
-        self._ahead = Ahead(self.trainer.drawn)
+        self._pipeline = Pipeline(self.trainer.drawn)
         if server_bytes is not None:
             self._restore(server_bytes)
 
@@ -162,12 +162,12 @@ class Simulation(ClientSide):
         def task(which: int, clients: Clients) -> Chunk:
             weights = None if server is None else server.roster.weights_of(clients)
             states = self._begin_with(first, which, clients)
-            return Chunk(which, clients, number, down, states, weights, self._ahead.take(clients, number))
+            return Chunk(which, clients, number, down, states, weights, self._pipeline.take(clients, number))
 
         tasks = (task(*chunks[place]) for place in order)
         results: Iterator[Any] = zip(chunks, in_order(order, self.workers.map(tasks)), strict=True)
         if self._device.type == "cuda":
-            results = self._ahead.handed_on(results, number, lambda: self._first_of_next(number))
+            results = self._pipeline.handed_on(results, number, lambda: self._first_of_next(number))
         try:
             for (_, clients), done in results:
                 yield clients, done

@@ -35,7 +35,7 @@ _SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnData:
     """One device's data, as a federation in which only its own number has any; and the kind of device it is."""
 
     data: FederatedData
@@ -72,12 +72,12 @@ def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
     return served, files
 
 
-def load_own(source: str, number: int, recipe: Recipe) -> Own:
+def load_own(source: str, number: int, recipe: Recipe) -> OwnData:
     """Read the data of the device with a number, and check that they are what the recipe is for."""
     section = recipe.deploy
     assert section is not None
     path = Path(source).expanduser()
-    own = _dealt(path, number) if path.suffix == ".safetensors" else Own(_raw(source, number, recipe), None)
+    own = _dealt(path, number) if path.suffix == ".safetensors" else OwnData(_raw(source, number, recipe), None)
     for key in ("input_shape", "target_shape", "classes", "task"):
         found, wanted = DeploySection.shape_of(own.data)[key], section.model_dump(mode="json")[key]
         if found != wanted:
@@ -111,7 +111,7 @@ def _packed(data: FederatedData, client: int, profile: str | None) -> bytes:
     return safetensors.torch.save(named, {"format": _FORMAT, "about": json.dumps(about)})
 
 
-def _dealt(path: Path, number: int) -> Own:
+def _dealt(path: Path, number: int) -> OwnData:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             kept = file.metadata() or {}
@@ -134,7 +134,7 @@ def _dealt(path: Path, number: int) -> Own:
         vocabulary=about["vocabulary"],
         label_names=tuple(about["label_names"]),
     )
-    return Own(own, about["profile"])
+    return OwnData(own, about["profile"])
 
 
 def _raw(source: str, number: int, recipe: Recipe) -> FederatedData:

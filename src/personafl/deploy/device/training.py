@@ -9,7 +9,7 @@ import numpy as np
 from personafl.core import tree, wire
 from personafl.core.algorithm import for_returning, upload_type
 from personafl.core.tree import Tree
-from personafl.deploy.device.datafile import Own
+from personafl.deploy.device.datafile import OwnData
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.net.payload import check_declared, most_bytes, opened
 from personafl.errors import BadInput
@@ -34,7 +34,7 @@ class DeviceSide(ClientSide):
 class LocalClient:
     """What a device does in a round, without any network."""
 
-    def __init__(self, recipe: Recipe, own: Own, number: int, profile: str | None, state: DeviceState) -> None:
+    def __init__(self, recipe: Recipe, own: OwnData, number: int, profile: str | None, state: DeviceState) -> None:
         self.number, self.profile, self.state, self.run = number, profile, state, state.run
         self.job = _job(recipe, own, number, profile)
         fed = self.job.federation
@@ -64,7 +64,7 @@ class LocalClient:
         self.side.received = opened(broadcast, self._example, type(self._example))
 
 
-def _job(recipe: Recipe, own: Own, number: int, profile: str | None) -> Job:
+def _job(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> Job:
     """Prepare the recipe of a server for one device: clients one by one, and only code that is installed here."""
     for key, name in (("method.name", recipe.method.name), ("model.name", recipe.model.name)):
         if ":" in name:

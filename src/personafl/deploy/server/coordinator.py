@@ -32,12 +32,12 @@ from personafl.deploy.net.messages import (
 )
 from personafl.deploy.server.agreement import cloud_name, place_of
 from personafl.deploy.server.coordination import Coordination
-from personafl.deploy.server.service import PATIENCE, Answering, Event, Listener, Listening
+from personafl.deploy.server.service import PATIENCE, Event, Listener, Service, ServiceConfig
 
 T = TypeVar("T")
 
 
-async def run_coordinator(config: Listening, listener: Listener) -> Coordination:
+async def run_coordinator(config: ServiceConfig, listener: Listener) -> Coordination:
     """Coordinate the servers of a recipe to its end, from wherever its directory says it is."""
     with ThreadPoolExecutor(1, "coordination") as worker:
         make = asyncio.get_running_loop().run_in_executor(worker, Coordination, config.recipe, config.out)
@@ -46,11 +46,11 @@ async def run_coordinator(config: Listening, listener: Listener) -> Coordination
         return coordination
 
 
-class _Coordinator(Answering):
+class _Coordinator(Service):
     """A run that is being coordinated."""
 
     def __init__(
-        self, config: Listening, coordination: Coordination, worker: ThreadPoolExecutor, listener: Listener
+        self, config: ServiceConfig, coordination: Coordination, worker: ThreadPoolExecutor, listener: Listener
     ) -> None:
         super().__init__(config, coordination.journal, worker, listener)
         self._coordination = coordination

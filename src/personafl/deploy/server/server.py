@@ -36,13 +36,13 @@ from personafl.deploy.net.messages import (
 )
 from personafl.deploy.server.history import Closed
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.service import LOST, PATIENCE, Answering, Event, Listener, Listening
+from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
 
 _AT_ONCE = 16  # updates on their way in, at their largest
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(Listening):
+class ServerConfig(ServiceConfig):
     """What a server is started with."""
 
     stay: bool = False  # also when all devices have their final model: for newcomers
@@ -57,7 +57,7 @@ async def run_server(config: ServerConfig, listener: Listener) -> Rounds:
         return rounds
 
 
-class Server(Answering):
+class Server(Service):
     """A run that is being served."""
 
     def __init__(self, config: ServerConfig, rounds: Rounds, worker: ThreadPoolExecutor, listener: Listener) -> None:

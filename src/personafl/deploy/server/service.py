@@ -31,7 +31,7 @@ PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening:
+class ServiceConfig:
     """Where a process listens, who it is, and where its run is kept."""
 
     recipe: Recipe
@@ -59,10 +59,10 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-class Answering:
+class Service:
     """A process whose peers call it by their number."""
 
-    def __init__(self, config: Listening, journal: Journal, worker: ThreadPoolExecutor, listener: Listener) -> None:
+    def __init__(self, config: ServiceConfig, journal: Journal, worker: ThreadPoolExecutor, listener: Listener) -> None:
         self._listening, self._journal, self._worker, self._tell = config, journal, worker, listener
         self._changed = asyncio.Event()
         self._seen: dict[int, float] = {}  # number -> when it last gave a sign of life
