@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from personafl.core.augment import UNCHANGED, Augment
 from personafl.core.split import listed
 from personafl.data.config import Moments
+from personafl.data.shape import DataShape, TaskName
 from personafl.data.window import Window, copied
 from personafl.errors import BadInput, did_you_mean
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test"]
-TaskName = Literal["classification", "next-token", "ctc"]  # of core.losses.TASKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +157,18 @@ class FederatedData:
         return len(self.train)
 
     @functools.cached_property
+    def shape(self) -> DataShape:
+        """What the data look like."""
+        tokens = not self.x.is_floating_point()
+        return DataShape(
+            input_shape=tuple(self.x.shape[1:]),
+            classes=self.classes,
+            task=self.task,
+            target_shape=tuple(self.y.shape[1:]),
+            vocabulary=(self.vocabulary or int(self.x.max()) + 1) if tokens else None,
+        )
+
+    @functools.cached_property
     def _train_rows(self) -> torch.Tensor:
         """The rows of all clients' training data, where the data is."""
         return torch.from_numpy(self.train.flat).to(self.x.device)
@@ -235,15 +247,7 @@ def make_federated(*, task: TaskName | None = None, **fields: Any) -> FederatedD
     return FederatedData(task=task, fingerprint=_sha256(arrays), **fields)
 
 
-def blank(
-    *,
-    input_shape: Sequence[int],
-    target_shape: Sequence[int],
-    classes: int,
-    task: TaskName,
-    vocabulary: int | None,
-    sizes: Mapping[int, int] | None = None,
-) -> FederatedData:
+def blank(shape: DataShape, sizes: Mapping[int, int] | None = None) -> FederatedData:
     """Return data of a shape, without content: all that building a network needs.
 
     `sizes` are the training samples of clients by their number, if there are clients.
@@ -256,9 +260,9 @@ def blank(
     none = Ragged.empty(clients)
     return make_federated(
         name="shape",
-        x=torch.zeros(2, *input_shape, dtype=torch.float32 if vocabulary is None else torch.int64),
-        y=torch.full((2, *target_shape), -1),
-        classes=classes,
+        x=torch.zeros(2, *shape.input_shape, dtype=torch.float32 if shape.vocabulary is None else torch.int64),
+        y=torch.full((2, *shape.target_shape), -1),
+        classes=shape.classes,
         train=Ragged(np.zeros(int(counts.sum()), dtype=np.int64), _offsets(counts)),
         validation=none,
         test=none,
@@ -266,8 +270,8 @@ def blank(
         unseen=np.zeros(0, np.int64),
         client_names=tuple(str(number) for number in range(clients)),
         label_names=(),
-        vocabulary=vocabulary,
-        task=task,
+        vocabulary=shape.vocabulary,
+        task=shape.task,
     )
 
 

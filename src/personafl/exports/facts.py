@@ -16,16 +16,16 @@ from personafl.runs.problems import shared_network
 def facts_of(job: Job, client: int | None) -> dict[str, Any]:
     """Return the method, the network and the data of a client's model; None: of what all share."""
     federation, data = job.federation, job.federation.data
-    tokens = not data.x.is_floating_point()
+    shape = data.shape
     return {
         "method": federation.algorithm.name,
         "network": network_text(_network(job, client)),
         "dtype": str(federation.dtype).removeprefix("torch."),
-        "task": data.task,
-        "input_shape": json.dumps(list(data.x.shape[1:])),
-        "target_shape": json.dumps(list(data.y.shape[1:])),
-        "classes": data.classes,
-        "vocabulary": (data.vocabulary or int(data.x.max()) + 1) if tokens else None,
+        "task": shape.task,
+        "input_shape": json.dumps(shape.input_shape),
+        "target_shape": json.dumps(shape.target_shape),
+        "classes": shape.classes,
+        "vocabulary": shape.vocabulary,
         "moments": None if data.moments is None else data.moments.model_dump_json(),
     }
 

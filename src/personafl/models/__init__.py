@@ -128,13 +128,11 @@ def _find(name: str) -> Callable[..., nn.Module] | nn.Module:
 def _maker(
     build: Callable[..., nn.Module], options: dict[str, Any], data: FederatedData, name: str
 ) -> Callable[[], nn.Module]:
-    shape = tuple(data.x.shape[1:])
-    facts: dict[str, Any] = {"input_shape": shape, "classes": data.classes}
-    if not data.x.is_floating_point():
-        facts["vocabulary"] = data.vocabulary or int(data.x.max()) + 1
+    facts = data.shape.model_dump(include={"input_shape", "classes", "vocabulary"}, exclude_none=True)
+    shape = list(data.shape.input_shape)
     takes = inspect.signature(build).parameters
     if "vocabulary" in takes and "vocabulary" not in {*facts, *options}:
-        raise BadInput(f"model.name: {name!r} is for text, but this data has inputs of shape {list(shape)}; use mlp")
+        raise BadInput(f"model.name: {name!r} is for text, but this data has inputs of shape {shape}; use mlp")
     given = {key: value for key, value in facts.items() if key in takes} | options
     try:
         inspect.signature(build).bind(**given)
@@ -145,9 +143,7 @@ def _maker(
         try:
             module = build(**given)
         except Exception as error:  # it may be the user's code
-            raise BadInput(
-                f"model: {name!r} cannot be built for inputs of shape {list(shape)}: {reason(error)}"
-            ) from error
+            raise BadInput(f"model: {name!r} cannot be built for inputs of shape {shape}: {reason(error)}") from error
         if not isinstance(module, nn.Module):
             raise BadInput(f"model: {name!r} made {type(module).__name__}, not an nn.Module")
         return module

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import safetensors
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, Json, ValidationError
 from pydantic_core import to_json
 from torch import Tensor, nn
 
@@ -22,18 +22,18 @@ from personafl.core.net import Net
 from personafl.core.split import listed
 from personafl.core.tree import Params
 from personafl.data.config import Moments
-from personafl.data.federated import FederatedData, TaskName, blank
+from personafl.data.federated import FederatedData, blank
 from personafl.data.inputs import normalized
+from personafl.data.shape import DataShape
 from personafl.errors import BadInput
 from personafl.models import MODELS, make_net_and_split
 from personafl.models.factored import factorize
 from personafl.models.network import Network, SharedNetwork
-from personafl.options import import_path
+from personafl.options import Positive, import_path
 
 FORMAT, VERSION = "personafl model", 1
 _REMEDY = "give a file that personafl export wrote"
 
-Size = Annotated[int, Field(ge=1)]
 Part = dict[str, Any]  # by parameter name a tensor or one of wire's forms
 
 
@@ -53,10 +53,10 @@ def _from_file(values: Any) -> Any:
     return {**values["options"], **own, "name": own.get("name") or ""}
 
 
-class Card(BaseModel):
+class Card(DataShape):
     """What a model file says about itself: the metadata of its header, by these names."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
     run: str  # digest of the run that it is from
     method: str
@@ -64,11 +64,8 @@ class Card(BaseModel):
     client: str | None = None  # whose model it is
     network: Json[Annotated[SharedNetwork, BeforeValidator(_from_file)]]
     dtype: Literal["float32", "float64"] = "float32"  # of its weights and inputs
-    task: TaskName
-    input_shape: Json[tuple[Size, ...]]  # of a sample
-    target_shape: Json[tuple[int, ...]]
-    classes: Size
-    vocabulary: Size | None = None  # where inputs are tokens
+    input_shape: Json[tuple[Positive, ...]]
+    target_shape: Json[tuple[Positive, ...]]
     moments: Json[Moments] | None = None  # by which its network normalises inputs; None: it does not
     parameters: int  # numbers that are stored
     parameters_dense: int
@@ -132,7 +129,7 @@ def load_model(path: str | Path, *, module: nn.Module | None = None, dense: bool
     """
     path = Path(path)
     card = card_of(path)
-    shape = _samples(card)
+    shape = blank(card)
     net = _net(path, card, shape, module)
     return assembled(net, _parts(path, path.read_bytes(), net), shape.x[:1], card.moments, dense)
 
@@ -200,17 +197,6 @@ def summed(parts: Sequence[Part]) -> Params:
         for name, leaf in wire.dense(part).items():
             total[name] = total[name] + leaf if name in total else leaf
     return total
-
-
-def _samples(card: Card) -> FederatedData:
-    """Return data of the shape that the network is for, without content: it is all that building it needs."""
-    return blank(
-        input_shape=card.input_shape,
-        target_shape=card.target_shape,
-        classes=card.classes,
-        task=card.task,
-        vocabulary=card.vocabulary,
-    )
 
 
 def _net(path: Path, card: Card, data: FederatedData, module: nn.Module | None) -> Net:

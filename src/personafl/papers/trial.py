@@ -20,6 +20,7 @@ from personafl.data.build import federate
 from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData, blank
 from personafl.data.inputs import as_seen
+from personafl.data.shape import DataShape
 from personafl.data.sources import Dataset as Samples
 from personafl.data.sources import TextOptions, load_dataset
 from personafl.errors import BadInput
@@ -82,7 +83,7 @@ def _prepared(run: Recipe, data: FederatedData) -> Job:
     """Prepare a run, after its pre-training."""
     if (before := run.for_pretraining()) is not None:
         _prepared(before, data)
-    as_seen(_blank_like(data), run.data, torch.float32)
+    as_seen(blank(data.shape, {0: 1}), run.data, torch.float32)  # one sample for one client
     plain = run.data.model_copy(update={"normalize": "none", "augment": None})  # there are no pixels to take moments of
     run = run.model_copy(update={"data": plain})
     if data.task == "ctc":  # its targets are looked at, so it is tried on real inputs
@@ -92,24 +93,12 @@ def _prepared(run: Recipe, data: FederatedData) -> Job:
         return prepare(run.model_copy(update={"engine": engine}), data, make=_network)
 
 
-def _blank_like(data: FederatedData) -> FederatedData:
-    """Return data of the same shape with one sample for one client."""
-    return blank(
-        input_shape=data.x.shape[1:],
-        target_shape=data.y.shape[1:],
-        classes=data.classes,
-        task=data.task,
-        vocabulary=data.vocabulary,
-        sizes={0: 1},
-    )
-
-
 _made: dict[str, tuple[Net, Split | None]] = {}
 
 
 def _network(network: SharedNetwork, data: FederatedData, module: nn.Module | None) -> tuple[Net, Split | None]:
     """Make a network once for all data of a shape."""
-    key = repr((network, data.x.shape[1:], data.y.shape[1:], data.classes, data.vocabulary))
+    key = repr((network, data.shape))
     if key not in _made:
         _made[key] = make_net_and_split(network, data, module)
     return _made[key]
@@ -173,12 +162,12 @@ def _shape(needed: Dataset, config: DataConfig) -> FederatedData:
     shape = needed.shape or (config.length,)
     targets = {"classification": (), "next-token": shape, "ctc": (1,)}[needed.task]
     clients = getattr(config.partition, "clients", None) or _MANY
-    data = blank(
+    like = DataShape(
         input_shape=shape,
-        target_shape=targets,
         classes=needed.classes or config.vocabulary,
         task=needed.task,
+        target_shape=targets,
         vocabulary=config.vocabulary if text else None,
-        sizes=dict.fromkeys(range(clients), 1),
     )
+    data = blank(like, dict.fromkeys(range(clients), 1))
     return dataclasses.replace(data, x=data.x.to("meta"))

@@ -7,20 +7,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from personafl.data.federated import FederatedData, TaskName
-from personafl.options import Positive, Strict
+from personafl.data.shape import DataShape
+from personafl.options import Positive
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class DeploySection(Strict):
-    """How devices and a server run a recipe as processes of their own."""
+class DeploySection(DataShape):
+    """How devices and a server run a recipe as processes of their own, and what the devices' data look like."""
 
-    input_shape: tuple[Positive, ...]  # of a sample
-    classes: Positive
-    task: TaskName = "classification"
-    target_shape: tuple[Positive, ...] = ()  # of a label, where it is a sequence
-    vocabulary: Positive | None = None  # where inputs are tokens
     devices: Positive = 1  # the first round begins when so many have enrolled, of each server
     deadline: Seconds = 600.0  # of a round, from when the first device has begun it
     over_selection: Annotated[float, Field(ge=1)] = 1.0  # devices selected, per update that is wanted
@@ -37,17 +32,3 @@ class DeploySection(Strict):
     def least(self, size: int) -> int:
         """Return how many updates of a cohort are enough at the deadline."""
         return max(1, math.ceil(self.min_completion * size - 1e-9))
-
-    @staticmethod
-    def shape_of(data: FederatedData) -> dict[str, object]:
-        """Return the keys that describe data."""
-        tokens = not data.x.is_floating_point()
-        vocabulary = (data.vocabulary or int(data.x.max()) + 1) if tokens else None
-        shape = {
-            "input_shape": list(data.x.shape[1:]),
-            "target_shape": list(data.y.shape[1:]),
-            "classes": data.classes,
-            "task": data.task,
-            "vocabulary": vocabulary,
-        }
-        return {key: value for key, value in shape.items() if value is not None}

@@ -24,7 +24,6 @@ from personafl.data.federated import FederatedData, Ragged, Split, make_federate
 from personafl.data.inputs import moments_of
 from personafl.data.sources import TextOptions, load_dataset
 from personafl.errors import BadInput
-from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.profiles import deal as deal_devices
@@ -51,7 +50,7 @@ def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
     data = data_build.load(recipe.data, recipe.seed)
     kinds = deal_devices(recipe.devices, data, recipe.seed)
     names = device_names(recipe.devices)
-    section = {**(recipe.deploy.model_dump() if recipe.deploy else {}), **DeploySection.shape_of(data)}
+    section = {**(recipe.deploy.model_dump() if recipe.deploy else {}), **data.shape.model_dump(exclude_none=True)}
     values = recipe.model_dump(mode="json", exclude_none=True)
     if recipe.data.normalize == "channel":
         values["data"]["normalize"] = moments_of(data).model_dump()  # a server and its devices cannot tell them
@@ -79,7 +78,7 @@ def load_own(source: str, number: int, recipe: Recipe) -> OwnData:
     path = Path(source).expanduser()
     own = _dealt(path, number) if path.suffix == ".safetensors" else OwnData(_raw(source, number, recipe), None)
     for key in ("input_shape", "target_shape", "classes", "task"):
-        found, wanted = DeploySection.shape_of(own.data)[key], section.model_dump(mode="json")[key]
+        found, wanted = getattr(own.data.shape, key), getattr(section, key)
         if found != wanted:
             raise BadInput(f"--data {source}: its {key} is {found}, the server's recipe has {wanted}")
     if section.vocabulary is not None and int(own.data.x.max()) >= section.vocabulary:
