@@ -44,7 +44,8 @@ def checked(
     `where` is the recipe's section, `beside` the keys that the section has besides the options, for a misspelt one of
     them ends up here.
     """
-    hints = typing.get_type_hints(build, include_extras=True)
+    function: Any = build
+    hints = typing.get_type_hints(function.__init__ if isinstance(build, type) else build, include_extras=True)
     # A positional parameter is filled by the framework, so a recipe may not name it.
     options = {p.name: (hints.get(p.name, Any), p.default) for p in _options(build)}
     if unknown := [name for name in given if name not in options]:

@@ -21,7 +21,7 @@ from personafl.errors import BadInput
 from personafl.models.adapters import Site, with_adapters
 from personafl.models.convolutional import cnn1, cnn2, lenet, resnet20
 from personafl.models.parts import personal_split
-from personafl.models.zoo import bag
+from personafl.models.zoo import TextBag
 
 F64 = torch.float64
 laws = settings(max_examples=40, deadline=None)
@@ -393,7 +393,7 @@ def test_quantized_weights_of_cnn1() -> None:
 
 def test_more_layers_can_be_quantized() -> None:
     """A bag of words has an embedding and an output layer: quantizing between its ends leaves nothing to do."""
-    shapes = Net(bag(50, 4)).shapes
+    shapes = Net(TextBag(50, 4)).shapes
     assert quantize.quantizable(shapes, "output") == ("embedding.weight",)
     assert quantize.quantizable(shapes, "none") == ("embedding.weight", "output.weight")
     with pytest.raises(BadInput, match="the first and the last one stay in full precision"):

@@ -44,7 +44,7 @@ def data_of(sizes: Sequence[int], shape: tuple[int, ...] = (1, 8, 8), sequence: 
 NETS = {
     "mlp": lambda: zoo.mlp((1, 8, 8), 5, hidden=(7,)),
     "cnn": lambda: zoo.cnn((1, 8, 8), 5, channels=(2, 3), hidden=6),
-    "window": lambda: zoo.window(12, 5, context=3, width=2, hidden=4),
+    "window": lambda: zoo.TextWindow(12, 5, context=3, width=2, hidden=4),
     "dropped norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)),
     "dropped norm cnn": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 5)),
 }

@@ -43,9 +43,9 @@ OUTPUTS = {
     "cnn": (lambda: zoo.cnn((1, 16, 16), 3, channels=(2, 3), hidden=6), IMAGES, [5, 6]),
     "lenet": (lambda: convolutional.lenet((1, 16, 16), 3), IMAGES, [5, 84]),
     "resnet20": (lambda: convolutional.resnet20((1, 16, 16), 3, width=4), IMAGES, [5, 16]),
-    "window": (lambda: zoo.window(6, 6, context=3, width=4, hidden=8), TOKENS, [5, 7, 8]),
+    "window": (lambda: zoo.TextWindow(6, 6, context=3, width=4, hidden=8), TOKENS, [5, 7, 8]),
     "transformer": (
-        lambda: transformer.transformer((7,), 6, 6, width=8, heads=2, hidden=12, blocks=4),
+        lambda: transformer.LanguageModel((7,), 6, 6, width=8, heads=2, hidden=12, blocks=4),
         TOKENS,
         [5, 7, 8],
     ),

@@ -1,6 +1,7 @@
 """Models by name, and what they are given of the data."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def test_every_model_has_a_case() -> None:
 def test_every_model_stacks(name: str) -> None:
     """Built, probed and trained with its task's loss: outputs and gradients stacked over clients = one by one."""
     data, options = CASES[name]
-    if "dropout" in (MODELS[name].__kwdefaults__ or {}):
+    if "dropout" in inspect.signature(MODELS[name]).parameters:
         options = {**options, "dropout": 0.3}
     net = make_net(Network(name=name, **options), data)
     start = net.init(generator(1))

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the authority.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="server, coordinator, cloud-NAME or device-NAME.")]
 Identity = Annotated[
-    Path,
-    typer.Option(metavar="NAME.pem", help="This machine's certificate; NAME.key and ca.pem lie beside it."),
+    Path, typer.Option(metavar="NAME.pem", help="This machine's certificate; NAME.key and ca.pem lie beside it.")
 ]
 Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")]
 Words = Annotated[

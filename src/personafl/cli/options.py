@@ -30,8 +30,7 @@ PartitionText = Annotated[
 Model = Annotated[str | None, typer.Option(metavar="NAME", help="A name (see models) or package.module:Name.")]
 Rounds = Annotated[int | None, typer.Option(metavar="N", help="Rounds of training.")]
 Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up."),
+    Path | None, typer.Option("--out", metavar="DIR", help="New run directory; if not given, runs/NAME-001 and up.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and nothing else on standard output.")]

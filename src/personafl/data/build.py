@@ -178,12 +178,7 @@ def _deal(dataset: Dataset, rows: Ints, how: kinds.Partition, config: DataConfig
 
 
 def _held_out(
-    dataset: Dataset,
-    rows: Ragged,
-    names: Sequence[str],
-    notes: tuple[str, ...],
-    config: DataConfig,
-    seed: int,
+    dataset: Dataset, rows: Ragged, names: Sequence[str], notes: tuple[str, ...], config: DataConfig, seed: int
 ) -> _Clients:
     _need(rows, 2, names, "training and test", "min_samples = 2")
     fraction = config.test if isinstance(config.test, float) else AUTO_TEST

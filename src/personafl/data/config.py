@@ -64,12 +64,7 @@ class Quantity(Strict):
 Partition = Annotated[Users | Classes | Diversity | Dirichlet | Iid | Quantity, Field(discriminator="kind")]
 
 PARTITIONS: dict[str, type[Strict]] = {
-    "users": Users,
-    "classes": Classes,
-    "diversity": Diversity,
-    "dirichlet": Dirichlet,
-    "iid": Iid,
-    "quantity": Quantity,
+    kind.model_fields["kind"].default: kind for kind in (Users, Classes, Diversity, Dirichlet, Iid, Quantity)
 }
 
 

@@ -22,7 +22,7 @@ def hold_out(rows: Ragged, label: Ints, fraction: float, rng: np.random.Generato
     # Multiples of 2⁻²⁰ keep the sums exact, so that the count is exact too.
     start = (rng.integers(2**20, size=len(size)) / 2**20)[owner]
     place = np.arange(len(owner)) - rows.offset[owner]
-    taken = _floor_ratio(place + 1, out, size[owner], start) > _floor_ratio(place, out, size[owner], start)
+    taken = np.floor((place + 1) * out / size[owner] + start) > np.floor(place * out / size[owner] + start)
     return Ragged(rows.flat[order], rows.offset).divided(taken)
 
 
@@ -63,8 +63,3 @@ def deal_like(train: Ints, label: Ints, rng: np.random.Generator) -> tuple[Ragge
 def _held(size: Ints, fraction: float) -> Ints:
     held: Ints = np.clip(np.rint(fraction * size).astype(np.int64), 1, size - 1)
     return held
-
-
-def _floor_ratio(place: Ints, out: NDArray[np.float64], size: Ints, start: NDArray[np.float64]) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = np.floor(place * out / size + start)
-    return result

@@ -123,12 +123,7 @@ def _diverse_table(support: NDArray[np.bool_], size: int, supply: Ints) -> Ints 
 
 
 def by_dirichlet(
-    label: Ints,
-    clients: int,
-    alpha: float,
-    sizes: Literal["equal", "natural"],
-    minimum: int,
-    rng: np.random.Generator,
+    label: Ints, clients: int, alpha: float, sizes: Literal["equal", "natural"], minimum: int, rng: np.random.Generator
 ) -> Ragged:
     """Deal all rows with Dirichlet(α) label skew; every client has at least `minimum` rows, and it always ends.
 

@@ -24,16 +24,7 @@ from personafl.exports.card import model_card
 from personafl.exports.facts import facts_of, net_of, sizes_of
 from personafl.exports.onnxfile import check_installed, onnx_file
 from personafl.models.cost import latency, multiply_adds
-from personafl.models.modelfile import (
-    Card,
-    Part,
-    assembled,
-    card_of,
-    compacted,
-    described,
-    low_rank,
-    pack,
-)
+from personafl.models.modelfile import Card, Part, assembled, card_of, compacted, described, low_rank, pack
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare

@@ -104,10 +104,7 @@ class Fit:
 
 
 def fit(
-    recipe: Recipe,
-    limits: Limits,
-    models: Sequence[Network] | None = None,
-    bits: Sequence[int | None] | None = None,
+    recipe: Recipe, limits: Limits, models: Sequence[Network] | None = None, bits: Sequence[int | None] | None = None
 ) -> Fit:
     """Return the networks that could be a client's own, and the largest that is within the limits.
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -160,14 +160,7 @@ class Trace(Strict):
 Law = Constant | Exponential | Weibull | Pareto | Lognormal | Trace
 Latency = Annotated[Law, Field(discriminator="kind")]  # of a recipe
 
-LATENCIES: dict[str, type[Law]] = {
-    "constant": Constant,
-    "exponential": Exponential,
-    "weibull": Weibull,
-    "pareto": Pareto,
-    "lognormal": Lognormal,
-    "trace": Trace,
-}
+LATENCIES: dict[str, type[Law]] = {kind.model_fields["kind"].default: kind for kind in get_args(Law)}
 
 
 def parse_latency(text: str) -> Law:

@@ -40,12 +40,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": convolutional.resnet18,
     "resnet20": convolutional.resnet20,
     "resnet32": convolutional.resnet32,
-    "bag": zoo.bag,
-    "window": zoo.window,
-    "transformer": transformer.transformer,
-    "speech": transformer.speech,
-    "additive": additive.additive,
-    "split_input": additive.split_input,
+    "bag": zoo.TextBag,
+    "window": zoo.TextWindow,
+    "transformer": transformer.LanguageModel,
+    "speech": transformer.SpeechModel,
+    "additive": additive.Additive,
+    "split_input": additive.SplitInput,
 }
 
 

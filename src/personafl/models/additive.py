@@ -29,19 +29,22 @@ class PersonalHead(nn.Linear):
 
 
 class Additive(nn.Module):
-    """h(u, x) and hᵢ(vᵢ, x): features of a shared body go to a shared and a personal linear head.
+    """A shared and a personal head over shared hidden layers, mixed by a learned weight or (form="sum") added.
 
+    h(u, x) and hᵢ(vᵢ, x): features of a shared body go to a shared and a personal linear head.
     mixture: log(θ·softmax(shared) + (1 − θ)·softmax(personal)), normalised, so that its cross-entropy is the mixture's;
     sum: shared + personal, where the personal head fits the residual of the shared one (regression).
     """
 
-    def __init__(self, inputs: int, outputs: int, hidden: Sequence[int], form: Form) -> None:
+    def __init__(
+        self, input_shape: Sequence[int], classes: int, *, hidden: tuple[Size, ...] = (64,), form: Form = "mixture"
+    ) -> None:
         super().__init__()
-        widths = [inputs, *hidden]
+        widths = [prod(input_shape), *hidden]
         layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
         self.body = nn.Sequential(nn.Flatten(), *layers)
-        self.shared = nn.Linear(widths[-1], outputs)
-        self.personal = PersonalHead(widths[-1], outputs, mixed=form == "mixture")
+        self.shared = nn.Linear(widths[-1], classes)
+        self.personal = PersonalHead(widths[-1], classes, mixed=form == "mixture")
         self.parts = {"personal": ("personal.*",), "output": ("personal.*",)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,18 +60,17 @@ class Additive(nn.Module):
         )
 
 
-def additive(
-    input_shape: Sequence[int], classes: int, *, hidden: tuple[Size, ...] = (64,), form: Form = "mixture"
-) -> nn.Module:
-    """A shared and a personal head over shared hidden layers, mixed by a learned weight or (form="sum") added."""
-    return Additive(prod(input_shape), classes, hidden, form)
-
-
 class SplitInput(nn.Module):
-    """scores = head(relu([W x_shared, Vᵢ x_private])) with x_private the last features of x."""
+    """Personal embedding of the last `private` features beside a shared one of the others, then a shared head.
 
-    def __init__(self, inputs: int, classes: int, private: int, width: int, private_width: int) -> None:
+    scores = head(relu([W x_shared, Vᵢ x_private])) with x_private the last features of x.
+    """
+
+    def __init__(
+        self, input_shape: Sequence[int], classes: int, *, private: Size = 1, width: Size = 64, private_width: Size = 8
+    ) -> None:
         super().__init__()
+        inputs = prod(input_shape)
         if private >= inputs:
             raise ValueError(f"private = {private} leaves nothing shared of {inputs} features; lower it")
         self.at = inputs - private
@@ -82,10 +84,3 @@ class SplitInput(nn.Module):
         both = torch.cat([self.shared(flat[:, : self.at]), self.personal(flat[:, self.at :])], 1)
         scores: Tensor = self.output(functional.relu(both))
         return scores
-
-
-def split_input(
-    input_shape: Sequence[int], classes: int, *, private: Size = 1, width: Size = 64, private_width: Size = 8
-) -> nn.Module:
-    """Personal embedding of the last `private` features beside a shared one of the others, then a shared head."""
-    return SplitInput(prod(input_shape), classes, private, width, private_width)

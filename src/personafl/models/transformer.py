@@ -51,28 +51,30 @@ class TransformerBlock(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Next-token prediction: embeddings, causal blocks, and the token embeddings again as the head.
+    """Causal transformer for the next token; BERT-mini's size is width=256 hidden=1024 blocks=4.
 
+    Embeddings, causal blocks, and the token embeddings again as the head:
     score of token c at place t = ⟨norm(h_t), e_c⟩ + b_c with e the embeddings of the input: the two largest matrices
     of a word model are one, which gives FedAlt/FedSim's 5.7M parameters at BERT-mini's size.
     """
 
     def __init__(
         self,
+        input_shape: Sequence[int],
         vocabulary: int,
         classes: int,
-        length: int,
-        width: int,
-        heads: int,
-        hidden: int,
-        blocks: int,
-        dropout: float,
+        *,
+        width: Size = 64,
+        heads: Size = 4,
+        hidden: Size = 256,
+        blocks: Size = 2,
+        dropout: Share = 0.0,
     ) -> None:
         super().__init__()
         if classes > vocabulary:
             raise ValueError(f"it predicts its own tokens, but there are {classes} classes for {vocabulary} tokens")
         self.classes = classes
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(input_shape[0], width)
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=START)
         self.dropout = nn.Dropout(dropout)
@@ -91,38 +93,28 @@ class LanguageModel(nn.Module):
         return functional.linear(self.norm(self.blocks(x)), self.tokens.weight[: self.classes], self.bias)
 
 
-def transformer(
-    input_shape: Sequence[int],
-    vocabulary: int,
-    classes: int,
-    *,
-    width: Size = 64,
-    heads: Size = 4,
-    hidden: Size = 256,
-    blocks: Size = 2,
-    dropout: Share = 0.0,
-) -> nn.Module:
-    """Causal transformer for the next token; BERT-mini's size is width=256 hidden=1024 blocks=4."""
-    return LanguageModel(vocabulary, classes, input_shape[0], width, heads, hidden, blocks, dropout)
-
-
 class SpeechModel(nn.Module):
-    """Log-mel frames to scores of characters per frame, for CTC: two 1-D convolutions, then blocks."""
+    """Convolutions, then a transformer; for CTC. Librispeech: width=384 heads=6 hidden=1536 blocks=6 strides=[2, 2].
+
+    Log-mel frames to scores of characters per frame: two 1-D convolutions, then blocks.
+    """
 
     def __init__(
         self,
-        bands: int,
-        frames: int,
+        input_shape: Sequence[int],
         classes: int,
-        width: int,
-        heads: int,
-        hidden: int,
-        blocks: int,
-        strides: tuple[int, int],
-        dropout: float,
+        *,
+        width: Size = 64,
+        heads: Size = 4,
+        hidden: Size = 256,
+        blocks: Size = 2,
+        strides: tuple[Size, Size] = (2, 1),
+        dropout: Share = 0.0,
     ) -> None:
         super().__init__()
-        first, second = strides
+        if len(input_shape) != 3 or input_shape[0] != 1:
+            raise ValueError("it is for log-mel spectra [1, bands, frames]; use mlp or another model")
+        (_, bands, frames), (first, second) = input_shape, strides
         self.subsample = nn.Sequential(
             nn.Conv1d(bands, width, 5, first, 2), nn.GELU(), nn.Conv1d(width, width, 5, second, 2), nn.GELU()
         )
@@ -143,21 +135,3 @@ class SpeechModel(nn.Module):
         features = self.dropout(features + self.positions(places))
         scores: Tensor = self.output(self.norm(self.blocks(features)))
         return scores
-
-
-def speech(
-    input_shape: Sequence[int],
-    classes: int,
-    *,
-    width: Size = 64,
-    heads: Size = 4,
-    hidden: Size = 256,
-    blocks: Size = 2,
-    strides: tuple[Size, Size] = (2, 1),
-    dropout: Share = 0.0,
-) -> nn.Module:
-    """Convolutions, then a transformer; for CTC. Librispeech: width=384 heads=6 hidden=1536 blocks=6 strides=[2, 2]."""
-    if len(input_shape) != 3 or input_shape[0] != 1:
-        raise ValueError("it is for log-mel spectra [1, bands, frames]; use mlp or another model")
-    _, bands, frames = input_shape
-    return SpeechModel(bands, frames, classes, width, heads, hidden, blocks, strides, dropout)

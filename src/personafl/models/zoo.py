@@ -19,11 +19,7 @@ def linear(input_shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def mlp(
-    input_shape: Sequence[int],
-    classes: int,
-    *,
-    hidden: tuple[Size, ...] = (64,),
-    dropout: Share = 0.0,
+    input_shape: Sequence[int], classes: int, *, hidden: tuple[Size, ...] = (64,), dropout: Share = 0.0
 ) -> nn.Module:
     """Fully connected network with ReLU; `hidden` gives the widths."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -63,9 +59,12 @@ def image_shape(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
 
 
 class TextBag(nn.Module):
-    """Mean of word embeddings, then a linear layer. Token 0 is padding."""
+    """Bag of words: mean word embedding and a linear layer, for labelled text.
 
-    def __init__(self, vocabulary: int, classes: int, width: int) -> None:
+    Token 0 is padding.
+    """
+
+    def __init__(self, vocabulary: int, classes: int, *, width: Size = 32) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.output = nn.Linear(width, classes)
@@ -78,15 +77,15 @@ class TextBag(nn.Module):
         return scores
 
 
-def bag(vocabulary: int, classes: int, *, width: Size = 32) -> nn.Module:
-    """Bag of words: mean word embedding and a linear layer, for labelled text."""
-    return TextBag(vocabulary, classes, width)
-
-
 class TextWindow(nn.Module):
-    """What comes next, from the last few tokens: their embeddings side by side, and one hidden layer."""
+    """Next token from the last `context` ones (Bengio et al. 2003), for text without labels.
 
-    def __init__(self, vocabulary: int, classes: int, context: int, width: int, hidden: int) -> None:
+    Their embeddings side by side, and one hidden layer.
+    """
+
+    def __init__(
+        self, vocabulary: int, classes: int, *, context: Size = 8, width: Size = 8, hidden: Size = 128
+    ) -> None:
         super().__init__()
         self.context = context
         self.embedding = nn.Embedding(vocabulary, width)
@@ -100,8 +99,3 @@ class TextWindow(nn.Module):
         last = torch.cat([padded[:, start : start + length] for start in range(self.context)], dim=-1)
         scores: Tensor = self.output(torch.relu(self.hidden(last)))
         return scores
-
-
-def window(vocabulary: int, classes: int, *, context: Size = 8, width: Size = 8, hidden: Size = 128) -> nn.Module:
-    """Next token from the last `context` ones (Bengio et al. 2003), for text without labels."""
-    return TextWindow(vocabulary, classes, context, width, hidden)

@@ -45,7 +45,8 @@ def tables_of_preset(path: Path, preset: Preset | None = None) -> tuple[list[Sho
     differs = made.differs + _changed(made, recipe, path)
     size = "" if made.size == "small" else f" --size {made.size} --dataset-dir DIR"
     return [
-        Shown.of(made.paper, name, runs, ran(recipe), differs, f"{_command(made, name)}{size}") for name in names
+        Shown.of(made.paper, name, runs, ran(recipe), differs, f"personafl reproduce {made.paper.key}/{name}{size}")
+        for name in names
     ], unfinished
 
 
@@ -100,10 +101,6 @@ def ran(recipe: Recipe) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     return ",".join(f"{key}={value}" for key, value in values.items())
-
-
-def _command(preset: Preset, name: str) -> str:
-    return f"personafl reproduce {preset.paper.key}/{name}"
 
 
 def _changed(preset: Preset, used: Recipe, path: Path) -> str:

@@ -52,29 +52,8 @@ class Shown:
             "ran": self.ran,
             "differs": self.differs,
             "command": self.command,
-            "rows": [
-                {
-                    "name": line.row.name,
-                    "at": line.at,
-                    "measure": line.measure,
-                    "values": {str(seed): value for seed, value in line.values.items()},
-                    "paper": line.row.paper,
-                    "paper_std": line.row.std,
-                }
-                for line in self.lines
-            ],
-            "claims": [
-                {
-                    "claim": verdict.claim.text,
-                    "at": verdict.at,
-                    "verdict": verdict.word,
-                    "seeds": verdict.seeds,
-                    "mean": verdict.mean,
-                    "std": verdict.std,
-                    "paper": verdict.paper,
-                }
-                for verdict in self.verdicts
-            ],
+            "rows": [line.to_json() for line in self.lines],
+            "claims": [verdict.to_json() for verdict in self.verdicts],
         }
 
 

@@ -31,6 +31,12 @@ class Outcome:
         """The row's name, and the round."""
         return named(self.row.name, self.at)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it for scripts."""
+        values = {str(seed): value for seed, value in self.values.items()}
+        paper = {"paper": self.row.paper, "paper_std": self.row.std}
+        return {"name": self.row.name, "at": self.at, "measure": self.measure, "values": values, **paper}
+
     @property
     def mean(self) -> float:
         """Over seeds; NaN without any."""
@@ -53,6 +59,11 @@ class Verdict:
     mean: float | None
     std: float | None
     paper: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for scripts."""
+        numbers = {key: getattr(self, key) for key in ("seeds", "mean", "std", "paper")}
+        return {"claim": self.claim.text, "at": self.at, "verdict": self.word, **numbers}
 
     @property
     def text(self) -> str:

@@ -22,7 +22,7 @@ def _ranks(runs: Sequence[Run]) -> Iterator[Figure]:
     for label, own in by_label(runs).items():
         tensors = list(dict.fromkeys(name for run in own for entry in run.trained for name in entry["ranks"]))
         series = [
-            Series(label=_short(name), x=[p["round"] for p in curve.at], y=curve.mean, markers=False)
+            Series(label=name.removeprefix("model/"), x=[p["round"] for p in curve.at], y=curve.mean, markers=False)
             for name in tensors[:TENSORS]
             for curve in [joined([(run, _rank(run, name)) for run in ready(own)])]
             if len(curve.mean) > 1
@@ -34,10 +34,6 @@ def _ranks(runs: Sequence[Run]) -> Iterator[Figure]:
     if charts:
         caption = "Ranks of the weights that the server sends as factors; a weight that is not here is sent whole."
         yield Figure(title="Rank of the shared model", caption=caption, views=[View(chosen={}, picture=panels(charts))])
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("model/")
 
 
 def _rank(run: Run, name: str) -> dict[int, float]:
@@ -90,15 +86,11 @@ def _center_panels(label: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, 
     entries = [entry for run in runs for entry in run.events("form")]
     devices = sorted({entry["device"] for entry in entries})
     for device in devices:
-        kind = f", {_named(runs[0], device)}" if len(devices) > 1 else ""
+        called = runs[0].recipe["devices"][device].get("name") if len(devices) > 1 else ""
+        kind = f", {called or f'devices {device + 1}'}" if len(devices) > 1 else ""
         for name in dict.fromkeys(name for e in entries if e["device"] == device for name in e["centers"]):
             if moving := _moving(runs, device, name):
                 yield f"{label}{kind}: {name}", *moving
-
-
-def _named(run: Run, device: int) -> str:
-    """Return what the table of clients calls a kind of device."""
-    return str(run.recipe["devices"][device].get("name") or f"devices {device + 1}")
 
 
 def _moving(runs: Sequence[Run], device: int, name: str) -> tuple[str, Chart] | None:

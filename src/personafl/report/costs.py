@@ -19,7 +19,8 @@ AXES = {
 
 def cost_figures(runs: Sequence[Run]) -> list[Figure]:
     """Return accuracy against each cost, a point per method; for one method there is nothing to weigh."""
-    rows = {label: _rows(own) for label, own in by_label(runs).items()}
+    tests = [row for run in runs for row in run.rows if row["clients"] == "seen" and row["split"] == "test"]
+    rows = {label: last_models([row for row in tests if row["method"] == label]) for label in by_label(runs)}
     rows = {label: own for label, own in rows.items() if own}
     if len(rows) < 2:
         return []
@@ -51,10 +52,6 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
             choices=(Choice(name="axis", title="against", options=options),),
         )
     ]
-
-
-def _rows(runs: Sequence[Run]) -> list[Values]:
-    return last_models([row for run in runs for row in run.rows if row["clients"] == "seen" and row["split"] == "test"])
 
 
 def _cost(row: Values, axis: str) -> float | None:

@@ -43,6 +43,7 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     measures: dict[str, Callable[[Run], Values]] = {"last": _last} if {"global", "personal"} <= scored else {}
     measures |= {model: partial(_accuracy, model=model) for model in ("personal", "global")}
     measures |= {"train": partial(_last, split="train"), "loss": _loss}
+    styles = {label: place for place, label in enumerate(by_label(runs))}
     views: list[View] = []
     for measure, values in measures.items():
         curves = {
@@ -54,7 +55,7 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
         y_title = {"loss": "training loss", "train": "training accuracy, %"}.get(measure, "test accuracy, %")
         views += [
             View(chosen={"measure": measure, "axis": axis}, picture=picture)
-            for axis, picture in _pictures(curves, y_title, _styles(runs))
+            for axis, picture in _pictures(curves, y_title, styles)
         ]
     if not views:
         return []
@@ -73,10 +74,6 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each method, in the order of the table."""
     return {label: [run for run in runs if run.label == label] for label in dict.fromkeys(run.label for run in runs)}
-
-
-def _styles(runs: Sequence[Run]) -> dict[str, int]:
-    return {label: number for number, label in enumerate(by_label(runs))}
 
 
 def ready(runs: Sequence[Run]) -> list[Run]:
@@ -100,14 +97,10 @@ def joined(parts: Sequence[tuple[Run, Values]]) -> Curve:
     """Return the mean over runs of values by round, at the rounds that all of them have."""
     kept = [(timelines(run), values) for run, values in parts if values]
     rounds = sorted(set.intersection(*({n for n in values if n in places} for places, values in kept))) if kept else []
-    at = [_mean_point([places[n] for places, _ in kept]) for n in rounds]
+    at = [{axis: statistics.mean(places[n][axis] for places, _ in kept) for axis in kept[0][0][n]} for n in rounds]
     columns = [[values[n] for _, values in kept] for n in rounds]
     spread = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
     return Curve(at, [statistics.mean(column) for column in columns], spread)
-
-
-def _mean_point(points: Sequence[Point]) -> Point:
-    return {axis: statistics.mean(point[axis] for point in points) for axis in points[0]}
 
 
 def _accuracy(run: Run, model: str, split: str = "test") -> Values:

@@ -1,5 +1,6 @@
 """Show how long waiting for the first B of N servers takes: a table in the terminal, and a chart."""
 
+import math
 from collections.abc import Iterator
 
 from rich import box
@@ -73,8 +74,6 @@ def _proposal(waiting: Waiting) -> str:
 def waiting_chart(waiting: Waiting, about: str) -> Chart:
     """Return r against β by all methods, and the pace with kept work."""
     choices = waiting.choices
-    bounded = [choice for choice in choices if choice.bound is not None]
-    closed = [choice for choice in choices if choice.weibull is not None]
     shares = [choice.share for choice in choices]
     series = [
         Series(label="r, formula", x=shares, y=[choice.ratio for choice in choices], markers=False),
@@ -85,19 +84,8 @@ def waiting_chart(waiting: Waiting, about: str) -> Chart:
             error=[2 * choice.simulated_error for choice in choices],
             line=False,
         ),
-        Series(
-            label="bound for large N",
-            x=[choice.share for choice in bounded],
-            y=[choice.bound for choice in bounded if choice.bound is not None],
-            dashed=True,
-            markers=False,
-        ),
-        Series(
-            label="Weibull closed form",
-            x=[choice.share for choice in closed],
-            y=[choice.weibull for choice in closed if choice.weibull is not None],
-            line=False,
-        ),
+        Series(label="bound for large N", x=shares, y=[_or_nan(c.bound) for c in choices], dashed=True, markers=False),
+        Series(label="Weibull closed form", x=shares, y=[_or_nan(c.weibull) for c in choices], line=False),
         Series(label="stragglers keep their work", x=shares, y=[choice.pace for choice in choices]),
     ]
     return Chart(
@@ -105,5 +93,9 @@ def waiting_chart(waiting: Waiting, about: str) -> Chart:
         subtitle=about,
         x_title="β = B/N",
         y_title="time per mix, relative to waiting for all",
-        series=[part for part in series if part.x],
+        series=[part for part in series if part.points],
     )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

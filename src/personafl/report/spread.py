@@ -36,7 +36,8 @@ class Box:
 def violins(rows: Sequence[Violin], x_title: str, width: float, about: str) -> str:
     """Draw a violin and its points per row, with a line at 0: left of it is worse."""
     axis = linear_axis([0.0, *(value for row in rows for value in row.values)], _most(width))
-    parts = [*_axis(axis, len(rows), x_title, width), _upright(axis, 0.0, len(rows), width, "zero")]
+    zero = f'<path class="zero" d="M{_place(axis, 0.0, width):.1f} 0V{len(rows) * ROW:.1f}" stroke="#8a8f98"/>'
+    parts = [*_axis(axis, len(rows), x_title, width), zero]
     for number, row in enumerate(rows):
         middle = _middle(number)
         parts.append(_label(row.label, number))
@@ -92,10 +93,6 @@ def _height(rows: int) -> float:
 
 def _label(words: str, row: int) -> str:
     return text(2, row * ROW + 13, words, bold=True)
-
-
-def _upright(axis: Axis, value: float, rows: int, width: float, kind: str) -> str:
-    return f'<path class="{kind}" d="M{_place(axis, value, width):.1f} 0V{rows * ROW:.1f}" stroke="#8a8f98"/>'
 
 
 def _axis(axis: Axis, rows: int, x_title: str, width: float) -> Iterator[str]:

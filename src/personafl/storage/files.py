@@ -30,18 +30,24 @@ def storage(path: Path) -> Iterator[None]:
         raise StorageFailed(f"{path}: cannot be written, {remedy}") from error
 
 
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
     """Replace a file by parts, end to end: after a crash it holds the old bytes or the new ones, whole."""
     temporary = path.with_name(path.name + ".partial")
     with storage(path):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            try:
+            with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
                 for part in parts:
                     _write_all(descriptor, part)
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):  # a full disk needs the space
@@ -52,28 +58,20 @@ def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
 
 def append(path: Path, data: bytes, durable: bool) -> int:
     """Add bytes at the end, if asked for make all of the file durable, and return its length."""
-    with storage(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            _write_all(descriptor, data)
-            if durable:
-                os.fsync(descriptor)
-            return os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+    with storage(path), _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+        _write_all(descriptor, data)
+        if durable:
+            os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
 
 
 def cut(path: Path, length: int) -> None:
     """Shorten a file that was only appended to; one that is not there begins empty."""
-    with storage(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            if os.fstat(descriptor).st_size < length:
-                raise BadInput(f"{path}: shorter than the checkpoint says; it was changed since the run stopped")
-            os.ftruncate(descriptor, length)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with storage(path), _opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+        if os.fstat(descriptor).st_size < length:
+            raise BadInput(f"{path}: shorter than the checkpoint says; it was changed since the run stopped")
+        os.ftruncate(descriptor, length)
+        os.fsync(descriptor)
 
 
 def reserve(path: Path, length: int) -> None:
@@ -81,24 +79,17 @@ def reserve(path: Path, length: int) -> None:
 
     Not every system can reserve room.
     """
-    with storage(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(descriptor, 0, length)
-            else:
-                os.ftruncate(descriptor, length)
-        finally:
-            os.close(descriptor)
+    with storage(path), _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, length)
+        else:
+            os.ftruncate(descriptor, length)
 
 
 def sync(path: Path) -> None:
     """Make a file, or a directory's entries, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with _opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -269,12 +269,7 @@ def _folder(path: Path, trial: Trial) -> Path:
 
 def _summary(recipe: Recipe, path: Path, study: Study) -> Sweep:
     assert recipe.sweep is not None
-    return Sweep(
-        path=path,
-        trials=tuple(study.trials()),
-        size=recipe.sweep.size,
-        seeds=_seeds(recipe),
-    )
+    return Sweep(path=path, trials=tuple(study.trials()), size=recipe.sweep.size, seeds=_seeds(recipe))
 
 
 def _write_best(recipe: Recipe, found: Sweep) -> None:
