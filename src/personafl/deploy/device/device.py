@@ -18,20 +18,9 @@ from personafl.deploy.device.datafile import load_own
 from personafl.deploy.device.serving import keep_best
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.device.training import LocalClient
+from personafl.deploy.net import messages
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import identify
-from personafl.deploy.net.messages import (
-    Beat,
-    Finished,
-    Hello,
-    Knock,
-    Leave,
-    Pull,
-    Task,
-    Update,
-    Wait,
-    Welcome,
-)
 from personafl.deploy.net.transport import Channel, Unreachable
 from personafl.deploy.pki import Files
 from personafl.errors import BadInput
@@ -88,7 +77,7 @@ class _Device:
                     pass
                 await self._finish()
             with contextlib.suppress(Unreachable, Refused):  # it may be gone, and is not needed any more
-                await self._channel.ask(Leave(), timeout=5.0, tries=8)
+                await self._channel.ask(messages.Leave(), timeout=5.0, tries=8)
         finally:
             await self._channel.close()
 
@@ -100,16 +89,16 @@ class _Device:
         self._tell(f"keeps its {kept.name} model in {kept.file} (test accuracy: {scores or 'no test data'})")
 
     def _cap(self, kind: str) -> int:
-        if kind == Welcome.kind:
+        if kind == messages.Welcome.kind:
             return _RECIPE_BYTES
-        return self._broadcast_bytes if kind in (Task.kind, Finished.kind) else 0
+        return self._broadcast_bytes if kind in (messages.Task.kind, messages.Finished.kind) else 0
 
     async def _enrol(self) -> None:
         """Learn what is run, get ready for it, and say so."""
         config, number = self._config, self._identity.number
         assert number is not None
-        welcome, text = await self._channel.ask(Knock())
-        if not isinstance(welcome, Welcome):
+        welcome, text = await self._channel.ask(messages.Knock())
+        if not isinstance(welcome, messages.Welcome):
             raise BadInput(f"{config.server}: answered {welcome.kind!r}; is it a personafl server?")
 
         def ready() -> LocalClient:
@@ -121,7 +110,7 @@ class _Device:
         client = self._client = await self._work(ready)
         self._broadcast_bytes = client.broadcast_bytes
         data = client.job.federation.data
-        hello = Hello(
+        hello = messages.Hello(
             samples=client.samples, input_shape=list(data.x.shape[1:]), classes=data.classes, profile=client.profile
         )
         await self._channel.ask(hello)
@@ -130,14 +119,14 @@ class _Device:
     async def _turn(self) -> bool:
         """Do what there is to do; return whether the run is finished."""
         client = self._client
-        said, payload = await self._channel.ask(Pull(returning=client.number in client.state))
-        if isinstance(said, Wait):
+        said, payload = await self._channel.ask(messages.Pull(returning=client.number in client.state))
+        if isinstance(said, messages.Wait):
             return False
-        if isinstance(said, Finished):
+        if isinstance(said, messages.Finished):
             await self._work(lambda: client.receive(payload))
             self._tell(f"finished after {said.rounds} rounds; took part in {len(client.state.rounds)}")
             return True
-        assert isinstance(said, Task)
+        assert isinstance(said, messages.Task)
         async with self._alive(said.round):
             await self._work(lambda: client.train(said.round, said.model, payload))
         await self._settle()
@@ -149,7 +138,7 @@ class _Device:
         if pending is None:
             return
         try:
-            update = Update(round=pending.round, model=pending.model, samples=client.samples)
+            update = messages.Update(round=pending.round, model=pending.model, samples=client.samples)
             await self._channel.ask(update, pending.update)
         except Refused as refused:
             if refused.code in _TOO_LATE:
@@ -169,7 +158,7 @@ class _Device:
         async def beat() -> None:
             while True:
                 await asyncio.sleep(section.heartbeat)
-                await self._channel.ask(Beat(round=round_))
+                await self._channel.ask(messages.Beat(round=round_))
 
         beating = asyncio.create_task(beat())
         try:

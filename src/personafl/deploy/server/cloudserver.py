@@ -15,21 +15,10 @@ from pathlib import Path
 
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
+from personafl.deploy.net import messages
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity, identify
-from personafl.deploy.net.messages import (
-    Alive,
-    Announce,
-    Await,
-    Beat,
-    Finished,
-    Hello,
-    Join,
-    Leave,
-    Proceed,
-    Said,
-    Wait,
-)
+from personafl.deploy.net.messages import Said
 from personafl.deploy.net.payload import most_bytes, opened
 from personafl.deploy.net.transport import Channel, Unreachable
 from personafl.deploy.server.agreement import (
@@ -94,7 +83,7 @@ class CloudRounds(Rounds):
         """What the devices that are there weigh together."""
         return int(self._roster().population)
 
-    def enrol(self, identity: Identity, hello: Hello) -> None:
+    def enrol(self, identity: Identity, hello: messages.Hello) -> None:
         """Take a device in, if it belongs here."""
         if self._cloud.members is not None:
             home = home_of(identity.name, self._cloud)
@@ -139,7 +128,7 @@ class CloudRounds(Rounds):
         assert handed is not None
         shared = self._cloud.shared
         content = Sum(handed.total, handed.weight) if shared else without_own(self._server.state)
-        return Said(Announce(round=going.number, clients=handed.clients), wire.encode(content))
+        return Said(messages.Announce(round=going.number, clients=handed.clients), wire.encode(content))
 
     def proceed(self, said: Said) -> Closed:
         """Go on to what follows the open round: take the new model of all, or the mean and then the updates."""
@@ -148,7 +137,7 @@ class CloudRounds(Rounds):
         state = wire.dense(server.state)
         if self._cloud.shared:
             server.state = opened(payload, state, type(state))
-        elif isinstance(message, Proceed):
+        elif isinstance(message, messages.Proceed):
             assert self._handed is not None
             if message.mixed is not None:
                 mean = without_own(state)
@@ -156,7 +145,7 @@ class CloudRounds(Rounds):
                 number = message.mixed
             server.state = server.updated(state, self._handed, number)
         handed, self._handed = self._handed, None
-        if isinstance(message, Proceed):
+        if isinstance(message, messages.Proceed):
             return self._closed(handed, message.start)
         return self._closed(None, self.recipe.rounds)
 
@@ -187,10 +176,10 @@ class _CloudServer(Server):
         async with self._in_contact():
             await super()._train()
             with contextlib.suppress(Unreachable, Refused):  # it may be gone, and is not needed any more
-                await self._coordinator.ask(Leave(), timeout=5.0, tries=8)
+                await self._coordinator.ask(messages.Leave(), timeout=5.0, tries=8)
 
     async def _begin(self) -> None:
-        await self._coordinator.ask(Join(weight=self._own.weight, recipe=self._own.fingerprint))
+        await self._coordinator.ask(messages.Join(weight=self._own.weight, recipe=self._own.fingerprint))
         self._joined = True
         said = await self._following(None)
         await self._work(lambda: self._own.begin(said.payload or None))
@@ -223,9 +212,9 @@ class _CloudServer(Server):
 
     async def _following(self, number: int | None) -> Said:
         """Return what the coordinator says follows a round."""
-        said = Said(Wait())
-        while isinstance(said.message, Wait):
-            said = await self._coordinator.ask(Await(round=number))
+        said = Said(messages.Wait())
+        while isinstance(said.message, messages.Wait):
+            said = await self._coordinator.ask(messages.Await(round=number))
         return said
 
     @contextlib.asynccontextmanager
@@ -237,8 +226,8 @@ class _CloudServer(Server):
                 await asyncio.sleep(self._own.section.heartbeat)
                 if self._joined:
                     with contextlib.suppress(Refused):  # the next question is refused too
-                        said, _ = await self._coordinator.ask(Beat(round=self._own.done))
-                        if isinstance(said, Alive) and not said.open:
+                        said, _ = await self._coordinator.ask(messages.Beat(round=self._own.done))
+                        if isinstance(said, messages.Alive) and not said.open:
                             self._over.set()
 
         beating = asyncio.create_task(beat())
@@ -251,7 +240,7 @@ class _CloudServer(Server):
             await self._coordinator.close()
 
     def _cap(self, kind: str) -> int:
-        return self._own.state_bytes if kind in (Proceed.kind, Finished.kind) else 0
+        return self._own.state_bytes if kind in (messages.Proceed.kind, messages.Finished.kind) else 0
 
     def _waits(self, text: str) -> None:
         self._tell(Event("waiting", text))

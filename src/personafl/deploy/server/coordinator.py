@@ -13,23 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from personafl.deploy.net import messages
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import (
-    Accepted,
-    Alive,
-    Announce,
-    Await,
-    Beat,
-    Join,
-    Joined,
-    Leave,
-    Left,
-    Report,
-    Said,
-    Status,
-    Wait,
-)
+from personafl.deploy.net.messages import Said
 from personafl.deploy.server.agreement import cloud_name, place_of
 from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.service import PATIENCE, Event, Listener, Service, ServiceConfig
@@ -62,7 +49,7 @@ class _Coordinator(Service):
         now = self._coordination
         largest = now.payload_bytes
         budget = now.cloud.servers * largest
-        async with self._serving(lambda kind: largest if kind == Announce.kind else 0, budget) as port:
+        async with self._serving(lambda kind: largest if kind == messages.Announce.kind else 0, budget) as port:
             self._tell(Event("listening", f"port {port}, {now.done} of {now.recipe.rounds} rounds done"))
             await self._until(lambda: now.begun)
             while not now.finished:
@@ -88,37 +75,37 @@ class _Coordinator(Service):
     async def _answer(self, identity: Identity, said: Said) -> Said:
         message, payload = said
         now = self._coordination
-        if isinstance(message, Status):
+        if isinstance(message, messages.Status):
             identity.check_role("coordinator", "cloud")
-            return Said(Report(), json.dumps(self._report()).encode())
+            return Said(messages.Report(), json.dumps(self._report()).encode())
         identity.check_role("cloud")
         server = place_of(identity.name, now.cloud)
         if server is None:
             names = f"{cloud_name(0)} to {cloud_name(now.cloud.servers - 1)}"
             raise Refused(Code.UNKNOWN_SERVER, f"{identity.name} is none of the recipe's servers, {names}")
         self._seen[server] = time.monotonic()
-        if isinstance(message, Join):
+        if isinstance(message, messages.Join):
             await self._heard(lambda: now.join(server, message))
             self._tell(Event("joined", identity.name))
-            return Said(Joined())
+            return Said(messages.Joined())
         if server not in now.weights:
             raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not join this run")
         if server in now.gone:
             await self._heard(lambda: now.find(server))
             self._tell(Event("back", identity.name))
-        if isinstance(message, Announce):
-            return Said(Accepted(before=await self._heard(lambda: now.announce(server, message, payload))))
-        if isinstance(message, Await):
+        if isinstance(message, messages.Announce):
+            return Said(messages.Accepted(before=await self._heard(lambda: now.announce(server, message, payload))))
+        if isinstance(message, messages.Await):
             await self._within(now.section.heartbeat, lambda: now.follows(server, message.round))
             if not now.follows(server, message.round):
-                return Said(Wait())
+                return Said(messages.Wait())
             return await self._work(lambda: now.following(server, message.round))
-        if isinstance(message, Beat):
-            return Said(Alive(open=not now.finished))
-        if isinstance(message, Leave):
+        if isinstance(message, messages.Beat):
+            return Said(messages.Alive(open=not now.finished))
+        if isinstance(message, messages.Leave):
             self._left.add(server)
             self._notify()
-            return Said(Left())
+            return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a coordinator is not told {message.kind!r}")
 
     async def _heard(self, task: Callable[[], T]) -> T:

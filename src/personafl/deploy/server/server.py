@@ -13,27 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from personafl.deploy.net import messages
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import (
-    Accepted,
-    Alive,
-    Beat,
-    Enrolled,
-    Finished,
-    Hello,
-    Knock,
-    Leave,
-    Left,
-    Pull,
-    Report,
-    Said,
-    Status,
-    Task,
-    Update,
-    Wait,
-    Welcome,
-)
+from personafl.deploy.net.messages import Said
 from personafl.deploy.server.history import Closed
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
@@ -69,7 +52,9 @@ class Server(Service):
         """Answer devices and go through the rounds."""
         rounds = self._rounds
         largest = rounds.payload_bytes
-        async with self._serving(lambda kind: largest if kind == Update.kind else 0, _AT_ONCE * largest) as port:
+        async with self._serving(
+            lambda kind: largest if kind == messages.Update.kind else 0, _AT_ONCE * largest
+        ) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
             await self._train()
             self._tell(Event("finished", f"{rounds.done} rounds"))
@@ -118,51 +103,51 @@ class Server(Service):
 
     async def _answer(self, identity: Identity, said: Said) -> Said:
         message, payload = said
-        if isinstance(message, Status):
+        if isinstance(message, messages.Status):
             identity.check_role("coordinator", "device")
-            return Said(Report(), json.dumps(self._report()).encode())
+            return Said(messages.Report(), json.dumps(self._report()).encode())
         identity.check_role("device")
         number = identity.number
         assert number is not None
         self._seen[number] = time.monotonic()
-        if isinstance(message, Knock):
-            return Said(Welcome(run=self._rounds.run), self._rounds.recipe.to_toml().encode())
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Knock):
+            return Said(messages.Welcome(run=self._rounds.run), self._rounds.recipe.to_toml().encode())
+        if isinstance(message, messages.Hello):
             await self._work(lambda: self._rounds.enrol(identity, message))
             self._tell(Event("enrolled", f"{identity.name}, {message.samples} samples"))
             self._notify()
-            return Said(Enrolled())
+            return Said(messages.Enrolled())
         if number not in self._rounds.members:
             raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not say hello")
-        if isinstance(message, Pull):
+        if isinstance(message, messages.Pull):
             return await self._pulled(number, message)
-        if isinstance(message, Beat):
+        if isinstance(message, messages.Beat):
             going = self._rounds.open
-            return Said(Alive(open=going is not None and going.number == message.round))
-        if isinstance(message, Update):
+            return Said(messages.Alive(open=going is not None and going.number == message.round))
+        if isinstance(message, messages.Update):
             before = await self._work(lambda: self._rounds.accept(identity, message, payload))
             self._notify()
-            return Said(Accepted(before=before))
-        if isinstance(message, Leave):
+            return Said(messages.Accepted(before=before))
+        if isinstance(message, messages.Leave):
             await self._work(lambda: self._rounds.leave(number))
             self._notify()
-            return Said(Left())
+            return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a server is not told {message.kind!r}")
 
-    async def _pulled(self, number: int, message: Pull) -> Said:
+    async def _pulled(self, number: int, message: messages.Pull) -> Said:
         """Return work, or the final model, or after a while nothing."""
         rounds = self._rounds
         await self._within(rounds.section.heartbeat, lambda: self._ready(number))
         if rounds.finished and rounds.open is None:
-            return Said(Finished(rounds=rounds.done), await self._work(rounds.final))
+            return Said(messages.Finished(rounds=rounds.done), await self._work(rounds.final))
         task = await self._work(lambda: rounds.task(number, message.returning))
         if task is None:
-            return Said(Wait())
+            return Said(messages.Wait())
         round_, model, broadcast = task
         if self._started is None:
             self._started = time.monotonic()
             self._notify()
-        return Said(Task(round=round_, model=model), broadcast)
+        return Said(messages.Task(round=round_, model=model), broadcast)
 
     def _ready(self, number: int) -> bool:
         rounds = self._rounds
