@@ -1,7 +1,5 @@
 """The record of what data look like: all that building a network needs to know of them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from personafl.options import Positive, Strict

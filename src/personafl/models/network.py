@@ -1,7 +1,5 @@
 """The record of a network: how to build it, as recipes and model files say it."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import model_validator

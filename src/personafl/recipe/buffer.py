@@ -1,7 +1,5 @@
 """The section [buffer] of a recipe: one server that does not wait for everyone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

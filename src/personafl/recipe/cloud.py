@@ -1,7 +1,5 @@
 """The section [cloud] of a recipe: several servers with devices of their own, and who waits for whom."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self

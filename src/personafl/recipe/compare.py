@@ -1,7 +1,5 @@
 """The section [compare] of a recipe."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator

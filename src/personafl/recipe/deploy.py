@@ -1,7 +1,5 @@
 """The `[deploy]` part of a recipe: what a server must know that has no data, and how long it waits."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

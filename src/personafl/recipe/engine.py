@@ -1,7 +1,5 @@
 """The section [engine] of a recipe."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

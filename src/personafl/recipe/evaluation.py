@@ -1,7 +1,5 @@
 """The `[evaluation]` part of a recipe."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The section [federation] of a recipe."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import field_validator

@@ -1,7 +1,5 @@
 """The sections [method] and [pretrain] of a recipe, and the methods that they name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 

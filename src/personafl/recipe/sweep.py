@@ -7,8 +7,6 @@ training.lr = { low = 0.01, high = 1.0, log = true }
 method.pull = [0.1, 1.0, 10.0]
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Recipes as plain nested values: read from TOML, overridden from the command line, merged."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

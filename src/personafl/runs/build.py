@@ -1,7 +1,5 @@
 """From a recipe to a job: everything is checked and built, in the order in which it can fail soonest."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

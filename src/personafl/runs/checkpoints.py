@@ -1,7 +1,5 @@
 """A run in its directory: what is done, and what of it is saved."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """What becomes of the personal models during a run, by their compact forms: how sparse, how large, which centers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

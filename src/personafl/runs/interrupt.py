@@ -1,7 +1,5 @@
 """Stopping politely: the first Ctrl-C (or SIGTERM) lets the round finish and be saved, the second one stops at once."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

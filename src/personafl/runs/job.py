@@ -1,7 +1,5 @@
 """A run that is ready to start, and what its directory says of it."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

@@ -1,7 +1,5 @@
 """What a display is told while a run is on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

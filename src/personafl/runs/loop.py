@@ -1,7 +1,5 @@
 """One run from start to result: rounds, fine-tuning, checkpoints. The loop reads top to bottom in `_train`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

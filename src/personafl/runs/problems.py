@@ -1,7 +1,5 @@
 """What the clients of a run solve: the networks that its recipe names, and the weights that they start from."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

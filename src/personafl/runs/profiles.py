@@ -3,8 +3,6 @@
 All draws come from (seed, client), so every method of a comparison sees the same devices, and a run repeats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

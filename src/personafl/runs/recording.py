@@ -1,7 +1,5 @@
 """What a run writes down of its models: their scores and forms, during training and at the end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The models that come out of training: fine-tuning them, and scoring them on the clients' data."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -97,13 +95,7 @@ def _by_size(clients: Clients, splits: Mapping[str, Ragged]) -> Clients:
 
 
 def _candidates(
-    side: ClientSide,
-    tuned: Store | None,
-    which: int,
-    down: Tree,
-    group: Clients,
-    base: Params | None,
-    twice: bool,
+    side: ClientSide, tuned: Store | None, which: int, down: Tree, group: Clients, base: Params | None, twice: bool
 ) -> Iterator[tuple[str, Params]]:
     """Yield the stacked models of clients that are alike, one kind after the other: they may be large."""
     models = dict(_models(side, tuned, which, down, group))

@@ -1,7 +1,5 @@
 """How large the models are that come out of a run, as a device would store them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -163,12 +163,7 @@ class _Wandb:
         shutil.rmtree(run / "wandb", ignore_errors=True)
         quiet = wandb.Settings(silent=True, console="off")
         self._run: Any = wandb.init(
-            mode="offline",
-            dir=str(run),
-            project=recipe.name,
-            name=run.name,
-            config=_settings(recipe),
-            settings=quiet,
+            mode="offline", dir=str(run), project=recipe.name, name=run.name, config=_settings(recipe), settings=quiet
         )
         return -1
 
