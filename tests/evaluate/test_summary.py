@@ -20,11 +20,11 @@ def test_means_spread_and_quantiles() -> None:
     """
     accuracy, loss = arrays([0.2, np.nan, 0.9, 0.4], [1.0, np.nan, 3.0, 2.0])
     summary = summarize(accuracy, loss, np.array([1, 0, 8, 1]))
-    assert summary.mean == pytest.approx(0.5)
-    assert summary.weighted == pytest.approx(0.78)
-    assert summary.std == pytest.approx(math.sqrt(0.26 / 3))
+    assert summary.accuracy == pytest.approx(0.5)
+    assert summary.accuracy_weighted == pytest.approx(0.78)
+    assert summary.accuracy_std == pytest.approx(math.sqrt(0.26 / 3))
     assert summary.loss == pytest.approx(2.0)
-    assert summary.clients == 3
+    assert summary.count == 3
     assert summary.quantiles == pytest.approx(
         {"0.00": 0.2, "0.10": 0.24, "0.25": 0.3, "0.50": 0.4, "0.75": 0.65, "0.90": 0.8, "1.00": 0.9}
     )
@@ -42,8 +42,8 @@ def test_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up(clients: int, ex
 def test_nobody_with_samples_is_nan_and_not_a_warning() -> None:
     nothing = np.full(2, np.nan)
     summary = summarize(nothing, nothing, np.zeros(2, np.int64))
-    assert summary.clients == 0
-    assert math.isnan(summary.mean)
+    assert summary.count == 0
+    assert math.isnan(summary.accuracy)
     assert math.isnan(hurt(nothing, nothing, np.zeros(2, np.int64)).share)
 
 

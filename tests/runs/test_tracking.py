@@ -49,7 +49,7 @@ def expected(result: Result, out: Path) -> dict[str, list[tuple[int, float]]]:
     last = next(r for r in result.rows if (r["model"], r["split"]) == ("personal", "test"))
     return {
         "round/loss": [(line["number"] + 1, line["loss"]) for line in lines if line["event"] == "round"],
-        SCORE: [*((line["number"] + 1, line["mean"]) for line in scores), (5, last["accuracy"])],
+        SCORE: [*((line["number"] + 1, line["accuracy"]) for line in scores), (5, last["accuracy"])],
     }
 
 

@@ -44,7 +44,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Result:
         listener=lambda progress: heard.append(getattr(progress, "accuracy", None)),
     )
     scores = [e for e in RunDirectory(result.path).metrics() if e["event"] == "score" and e["model"] == "personal"]
-    tested = [entry["mean"] for entry in scores if entry["split"] == "test"]
+    tested = [entry["accuracy"] for entry in scores if entry["split"] == "test"]
     assert [value for value in heard if value is not None][:2] == tested  # a display is told of test data
     return result
 

@@ -96,7 +96,7 @@ def test_a_run_of_single_words_has_them_everywhere(found: Result) -> None:
     assert "chosen_test_word_error" in (found.path / "clients.csv").read_text().splitlines()[0]
     scores = [entry for entry in RunDirectory(found.path).metrics() if entry["event"] == "score"]
     assert scores
-    assert all(entry["word_error"] == pytest.approx(1 - entry["mean"]) for entry in scores)
+    assert all(entry["word_error"] == pytest.approx(1 - entry["accuracy"]) for entry in scores)
 
 
 def test_tables_show_them(found: Result) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +15,23 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 class Summary:
     """Accuracy over clients: unweighted mean, mean weighted by samples, spread, quantiles, the worst decile's mean.
 
-    Of word error rates the means, weighted by samples or not, where there are any.
+    Of word error rates the means, weighted by samples or not, where there are any. These are the names that metrics
+    have everywhere; `facts` leaves out those that there are none of.
     """
 
-    mean: float
-    weighted: float
-    std: float
+    accuracy: float
+    accuracy_weighted: float
+    accuracy_std: float
     worst_decile: float
     quantiles: dict[str, float]
     loss: float
-    clients: int
+    count: int
     word_error: float | None = None
     word_error_weighted: float | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is known by name."""
+        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 def summarize(accuracy: Values, loss: Values, samples: NDArray[np.int64], word_error: Values | None = None) -> Summary:
@@ -40,13 +46,13 @@ def summarize(accuracy: Values, loss: Values, samples: NDArray[np.int64], word_e
         return Summary(nan, nan, nan, nan, {f"{q:.2f}": nan for q in QUANTILES}, nan, 0)
     worst = np.sort(accuracy)[: -(-len(accuracy) // 10)]
     return Summary(
-        mean=float(accuracy.mean()),
-        weighted=float(np.average(accuracy, weights=samples)),
-        std=float(accuracy.std()),
+        accuracy=float(accuracy.mean()),
+        accuracy_weighted=float(np.average(accuracy, weights=samples)),
+        accuracy_std=float(accuracy.std()),
         worst_decile=float(worst.mean()),
         quantiles={f"{q:.2f}": float(np.quantile(accuracy, q)) for q in QUANTILES},
         loss=float(loss.mean()),
-        clients=len(accuracy),
+        count=len(accuracy),
         word_error=None if word_error is None else float(word_error[has].mean()),
         word_error_weighted=None if word_error is None else float(np.average(word_error[has], weights=samples)),
     )

@@ -190,7 +190,7 @@ class _Score(NamedTuple):
 def _curve(row: Row, run: Result) -> list[_Score]:
     """Return the scores of a row's model during training and at the end."""
     curve = [
-        _Score(entry["number"] + 1, entry.get("time"), 100 * entry["mean"])
+        _Score(entry["number"] + 1, entry.get("time"), 100 * entry["accuracy"])
         for entry in RunDirectory(run.path).metrics()
         if entry["event"] == "score" and (entry["model"], entry["split"]) == (row.model, "test")
     ]

@@ -106,7 +106,7 @@ def joined(parts: Sequence[tuple[Run, Values]]) -> Curve:
 def _accuracy(run: Run, model: str, split: str = "test") -> Values:
     """Return by round the accuracy in % that was scored, and at the end the result's."""
     wanted = {"model": model, "clients": "seen", "split": split}
-    found = {e["number"]: 100 * e["mean"] for e in run.events("score") if wanted.items() <= e.items()}
+    found = {e["number"]: 100 * e["accuracy"] for e in run.events("score") if wanted.items() <= e.items()}
     if found:  # a model that there is only at the end, as a tuned one, has no curve
         last = [100 * row["accuracy"] for row in run.rows if wanted.items() <= row.items()]
         found |= {run.rounds - 1: last[0]} if last else {}

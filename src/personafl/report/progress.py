@@ -77,7 +77,4 @@ def _accuracy(run: Run) -> float | None:
 
 def _scored(run: Run) -> Iterator[Values]:
     wanted = {"clients": "seen", "split": "test"}
-    for entry in run.events("score"):
-        if wanted.items() <= entry.items():
-            yield {**entry, "accuracy": entry["mean"]}
-    yield from (row for row in run.rows if wanted.items() <= row.items())
+    yield from (row for row in (*run.events("score"), *run.rows) if wanted.items() <= row.items())

@@ -53,14 +53,13 @@ def record_scores(run: Run, number: int, time: float | None) -> float:
                 {
                     "event": "score",
                     **_when(number, time),
-                    **{key: value for key, value in vars(summary).items() if value is not None},
-                    "count": summary.clients,
+                    **summary.facts(),
                     "clients": clients,
                     "model": model,
                     "split": split,
                 }
             )
-            accuracy = accuracy if split == "train" else summary.mean  # "global" sorts before "personal"
+            accuracy = accuracy if split == "train" else summary.accuracy  # "global" sorts before "personal"
     record_forms(run, number, time)
     return accuracy
 

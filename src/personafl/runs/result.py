@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from personafl.evaluate.choice import choose, evidence_of
 from personafl.evaluate.score import Scores, picked
-from personafl.evaluate.summary import Summary, hurt, summarize
+from personafl.evaluate.summary import hurt, summarize
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.scoring import SHARES, Scored
@@ -107,7 +107,7 @@ def make_result(
     for clients, scores_of in groups.items():
         for (model, split), scores in sorted(scores_of.items()):
             summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.word_error)
-            if not summary.clients:
+            if not summary.count:
                 continue
             size = sizes[clients]["personal" if model == "chosen" else model]  # a blend takes as much room
             shared = scores_of.get(("global", split))
@@ -119,32 +119,22 @@ def make_result(
                     "model": model,
                     "clients": clients,
                     "split": split,
-                    "accuracy": summary.mean,
-                    "accuracy_weighted": summary.weighted,
-                    "accuracy_std": summary.std,
-                    "worst_decile": summary.worst_decile,
+                    **summary.facts(),
                     "share_hurt": worse.share if worse else None,
                     "share_hurt_low": worse.low if worse else None,
                     "share_hurt_high": worse.high if worse else None,
                     "hurt_mean_loss": worse.mean_loss if worse else None,
                     "loss": summary.loss if math.isfinite(summary.loss) else None,  # JSON has no NaN
-                    "quantiles": summary.quantiles,
-                    "count": summary.clients,
                     "bytes_up": totals.bytes_up,
                     "bytes_down": totals.bytes_down,
                     "parameters": size.parameters,
                     "bytes_stored": size.bytes,
                     "seconds": totals.seconds,
                     **({} if totals.time is None else {"time": totals.time}),
-                    **({} if summary.word_error is None else _word_errors(summary)),
                 }
             )
     columns = _in_order(_columns(recipe, federation, groups), CLIENT)
     return Result(path, [_in_order(row, ROW) for row in rows], columns, _peak_memory())
-
-
-def _word_errors(summary: Summary) -> dict[str, float | None]:
-    return {"word_error": summary.word_error, "word_error_weighted": summary.word_error_weighted}
 
 
 def _in_order(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:

@@ -73,13 +73,13 @@ class Tracker:
         if step != self._step:
             self._send()
             self._step, self._values = step, Values()
-        self._values |= _scored(entry, "mean") if entry["event"] == "score" else _trained(entry)
+        self._values |= _scored(entry) if entry["event"] == "score" else _trained(entry)
 
     def finish(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the result to the last step and close."""
         self._step = self._rounds
         for row in rows:
-            self._values |= _scored(row, "accuracy")
+            self._values |= _scored(row)
         self._send()
         self.close(done=True)
 
@@ -109,10 +109,10 @@ def _trained(entry: Mapping[str, Any]) -> Values:
     return {f"round/{key}": float(value) for key, value in numbers.items()}
 
 
-def _scored(entry: Mapping[str, Any], accuracy: str) -> Values:
+def _scored(entry: Mapping[str, Any]) -> Values:
     """Return the numbers of a scoring, or of a row of the result."""
     place = f"{entry['split']}/{entry['clients']}/{entry['model']}"
-    found = {"accuracy": entry[accuracy], "worst_decile": entry["worst_decile"], "loss": entry["loss"]}
+    found = {key: entry[key] for key in ("accuracy", "worst_decile", "loss")}
     return {
         f"{place}/{key}": float(value) for key, value in found.items() if value is not None and math.isfinite(value)
     }

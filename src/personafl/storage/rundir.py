@@ -31,6 +31,8 @@ from personafl.storage.files import append, atomic_write, cut, read_json, storag
 
 COMPARISON_FILE = "comparison.toml"  # of a directory that has the runs of a comparison
 PAGE_FILE = "report.html"
+# What metrics.jsonl calls the metrics of a scoring that have other names everywhere else.
+_IN_FILE = {"accuracy": "mean", "accuracy_weighted": "weighted", "accuracy_std": "std"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class RunDirectory:
 
     def record(self, *entries: dict[str, Any], durable: bool = False) -> int:
         """Append metrics; return the file's length, which a checkpoint refers to once they are durable."""
-        lines = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries)
+        lines = "".join(json.dumps(_renamed(entry, _IN_FILE), sort_keys=True) + "\n" for entry in entries)
         return append(self.path / "metrics.jsonl", lines.encode(), durable)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -152,7 +154,11 @@ def _entry(path: Path, number: int, line: str) -> dict[str, Any]:
         entry = None
     if not isinstance(entry, dict) or not {"event", "number"} <= entry.keys():
         raise BadInput(f"{path}: line {number} is not a metric; the file was changed or damaged")
-    return entry
+    return _renamed(entry, {there: here for here, there in _IN_FILE.items()})
+
+
+def _renamed(entry: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in entry.items()} if entry["event"] == "score" else entry
 
 
 def refuse_existing(path: Path) -> None:
