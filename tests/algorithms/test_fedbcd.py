@@ -234,8 +234,7 @@ def stationary(problem: LeastSquares, weights: Vector, penalty: float) -> tuple[
     return parts[:-1], parts[-1]
 
 
-@pytest.mark.parametrize("weights", ["examples", "uniform"])
-@pytest.mark.parametrize("cohort", [3, 1])
+@pytest.mark.parametrize(("cohort", "weights"), [(3, "uniform"), (1, "examples")])
 def test_fedbcd_reaches_the_stationary_point(problem: LeastSquares, cohort: int, weights: str) -> None:
     """With full gradients, also if one client of three takes part a round."""
     training = Training(work=Steps(steps=5, least=1, batch=None), optimizer=Sgd(lr=0.2))

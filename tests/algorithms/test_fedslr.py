@@ -133,9 +133,7 @@ def convex_solution(problem: MatrixLeastSquares, penalty: str, weights: np.ndarr
     return solution
 
 
-@pytest.mark.parametrize(
-    ("penalty", "weights"), [("low-rank", "uniform"), ("low-rank", "examples"), ("sparse", "uniform")]
-)
+@pytest.mark.parametrize(("penalty", "weights"), [("low-rank", "examples"), ("sparse", "uniform")])
 def test_iterates_reach_the_solution_of_a_convex_solver(
     matrices: MatrixLeastSquares, penalty: str, weights: str
 ) -> None:
@@ -144,7 +142,7 @@ def test_iterates_reach_the_solution_of_a_convex_solver(
     step = 1 / (2 * matrices.smoothness())
     few = Training(work=Steps(steps=8, batch=None), optimizer=exact(matrices).optimizer)
     built = fedslr(few, rank_penalty=RANK, step=step, shared=penalty)  # type: ignore[arg-type]
-    simulation = matrices.simulate(built, 250, weights=weights)
+    simulation = matrices.simulate(built, 200, weights=weights)
     expected = convex_solution(matrices, penalty, p)
     np.testing.assert_allclose(model(simulation), expected, atol=1e-6)
     if penalty == "low-rank":
@@ -155,9 +153,9 @@ def test_alternatives_stop_elsewhere_or_are_not_low_rank(matrices: MatrixLeastSq
     """Appendix A.2: GPGD's fixed point is not (P1)'s solution, and the mean of LPGD's low-rank models has full rank."""
     expected = convex_solution(matrices, "low-rank", np.ones(len(SIZES)))
     many = Training(work=Steps(steps=20, batch=None), optimizer=SGD)
-    gpgd = matrices.simulate(fedslr(many, rank_penalty=RANK, solver="gpgd"), 60, weights="uniform")
+    gpgd = matrices.simulate(fedslr(many, rank_penalty=RANK, solver="gpgd"), 30, weights="uniform")
     assert np.abs(model(gpgd) - expected).max() > 0.05
-    lpgd = matrices.simulate(fedslr(many, rank_penalty=3.0, solver="lpgd"), 60, weights="uniform")
+    lpgd = matrices.simulate(fedslr(many, rank_penalty=3.0, solver="lpgd"), 15, weights="uniform")
     assert np.linalg.matrix_rank(model(lpgd), tol=1e-6) == 4
 
 

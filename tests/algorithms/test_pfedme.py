@@ -77,7 +77,7 @@ def test_a_step_is_one_on_the_envelope(problem: LeastSquares) -> None:
 
 def test_it_reaches_the_optimum_of_the_envelopes(problem: LeastSquares) -> None:
     """Σ p_i λ(w − A_i(b_i + λw)) = 0 with A_i = (H_i + λI)⁻¹, b_i = X_iᵀy_i/n_i; θ_i is the proximal point there."""
-    simulation = problem.simulate(pfedme(EXACT, pull=PULL, inner_steps=60, outer_lr=0.9), 100)
+    simulation = problem.simulate(pfedme(EXACT, pull=PULL, inner_steps=40, outer_lr=0.9), 60)
     left, right = np.zeros((4, 4)), np.zeros(4)
     for i, p in enumerate(problem.weights):
         inverse = np.linalg.inv(problem.hessian(i) + PULL * np.eye(4))

@@ -514,8 +514,7 @@ def test_arguments_are_not_changed_and_precision_is_kept(name: str) -> None:
     assert torch.equal(centers, copies[1])
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.05, 0.5, 3.0])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("penalty", "seed"), [(0.0, 0), (0.05, 1), (0.5, 2), (3.0, 0)])
 def test_alternating_steps_never_increase_the_objective(penalty: float, seed: int) -> None:
     """Theorem 1's sufficient decrease. F(x, c) = f(x) + f(Q̃_c(x)) + λR(x, c), f(y) = ½ Σ a_i(y_i − b_i)², a ≤ 1.
     If the smooth part is L-smooth in a block and its step is η ≤ 1/(2L), each half of an iteration, with the exact

@@ -88,18 +88,21 @@ def test_the_first_round_is_fedavg(problem: LeastSquares) -> None:
     assert not torch.equal(one.server.shared.model["weight"], two.server.model["weight"])
 
 
-@pytest.mark.parametrize("cohort", [1, 2, 3])
-@pytest.mark.parametrize("weights", ["examples", "uniform"])
-def test_it_reaches_the_optimum_where_fedavg_stalls(problem: LeastSquares, weights: str, cohort: int) -> None:
+@pytest.mark.parametrize(
+    ("weights", "cohort", "rounds"), [("examples", 3, 60), ("uniform", 2, 60), ("examples", 1, 130)]
+)
+def test_it_reaches_the_optimum_where_fedavg_stalls(
+    problem: LeastSquares, weights: str, cohort: int, rounds: int
+) -> None:
     """Σ p_i f_i + (d/2)‖x‖² has its optimum at (Σ p_i H_i + dI)⁻¹ Σ p_i X_iᵀy_i/n_i; weight decay d is part of f_i.
 
     SCAFFOLD gets there with many local steps and unequal clients, taking part all or some; FedAvg does not.
     """
-    p, decay, rounds = share(problem, weights), 0.2, 150
+    p, decay = share(problem, weights), 0.2
     left = sum(p[i] * problem.hessian(i) for i in CLIENTS) + decay * np.eye(4)
     right = sum(p[i] * problem.x[i].T @ problem.y[i] / len(problem.y[i]) for i in CLIENTS)
     optimum = np.linalg.solve(left, right)
-    training = Training(work=Steps(steps=5, batch=None), optimizer=Sgd(lr=0.1, weight_decay=decay))
+    training = Training(work=Steps(steps=5, batch=None), optimizer=Sgd(lr=0.2, weight_decay=decay))
     end = problem.simulate(scaffold(training), rounds, weights=weights, cohort=cohort)
     np.testing.assert_allclose(model(end), optimum, atol=1e-8)
     np.testing.assert_allclose(control(end), 0, atol=1e-7)
@@ -107,7 +110,7 @@ def test_it_reaches_the_optimum_where_fedavg_stalls(problem: LeastSquares, weigh
         np.testing.assert_allclose(
             own_control(end, i), problem.gradient(i, optimum) + decay * optimum, atol=1e-7, err_msg="c_i = ∇f_i(x)"
         )
-    stalled = problem.simulate(METHODS["fedavg"].build(training), rounds, weights=weights, cohort=cohort)
+    stalled = problem.simulate(METHODS["fedavg"].build(training), 30, weights=weights, cohort=cohort)
     assert np.linalg.norm(stalled.server.model["weight"][0].numpy() - optimum) > 0.02
 
 

@@ -46,8 +46,13 @@ CODECS: dict[str, Codec] = {
 # --- laws ---
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedalt", "finetune"])
+@pytest.mark.parametrize(
+    ("method", "codec"),
+    [
+        *(("fedavg", "sparse, forgetful"), ("fedavg", "low-rank, forgetful")),  # neither has a state
+        *(("ditto", "sparse"), ("fedalt", "low-rank"), ("finetune", "sparse")),
+    ],
+)
 def test_laws(method: str, codec: str) -> None:
     check_algorithm(compressed(METHODS[method].build(TRAINING), CODECS[codec]))
 
@@ -320,7 +325,7 @@ def test_without_feedback_what_clients_disagree_on_crowds_out_the_rest(tmp_path:
     assert np.array_equal(optimum, np.repeat([0.0, 1.0], [16, 48]))
 
 
-@pytest.mark.parametrize("lr", [0.1, 0.02])
+@pytest.mark.parametrize("lr", [0.2, 0.05])
 def test_with_feedback_the_distance_to_the_optimum_is_in_proportion_to_the_rate(tmp_path: Path, lr: float) -> None:
     """Late entries add up until they exceed the 10η that a disagreed one has each time: so much w lacks, at most.
 
@@ -339,10 +344,10 @@ def test_with_feedback_the_distance_to_the_optimum_is_in_proportion_to_the_rate(
 
 def test_with_feedback_an_optimum_that_suits_all_is_reached(tmp_path: Path) -> None:
     """y_i = X_i w*: three different problems whose gradients all vanish at w*, and so what is late vanishes too."""
-    sizes, generator = (30, 80, 50), np.random.default_rng(3)
+    sizes, generator = (60, 160, 100), np.random.default_rng(3)
     x, optimum = generator.normal(size=(sum(sizes), WIDE)), generator.normal(size=WIDE)
     simulate = simulator(tmp_path, x, x @ optimum, sizes, linear_problem())
-    simulation = simulate(compressed(one_step(0.1), quarter()), 1500)
+    simulation = simulate(compressed(one_step(0.2), quarter()), 400)
     np.testing.assert_allclose(shared(simulation), optimum, atol=1e-9)
     for client in range(3):
         assert simulation.store.get(client)["error/change/weight"].abs().max() < 1e-9
@@ -366,8 +371,13 @@ FORMS: dict[str, dict[str, Any]] = {"sparse": {"form": "sparse", "keep": 0.1}, "
 
 
 @pytest.mark.parametrize("finetune", [False, True])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedalt", "finetune", "fedslr"])
+@pytest.mark.parametrize(
+    ("method", "form"),
+    [
+        *(("fedavg", "sparse"), ("ditto", "low-rank"), ("fedalt", "sparse"), ("finetune", "low-rank")),
+        ("fedslr", "sparse"),
+    ],
+)
 def test_a_run_has_the_models_it_has_without(tmp_path: Path, method: str, form: str, finetune: bool) -> None:
     """The same rows (global, personal, tuned, chosen; seen and unseen clients), and fewer bytes up."""
     values = recipe(method={"name": method}, finetune=finetune)
@@ -415,15 +425,14 @@ def crash(progress: object) -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+@pytest.mark.parametrize(("method", "form"), [("fedavg", "sparse"), ("ditto", "low-rank")])
 def test_resume_continues_to_the_same_bits(tmp_path: Path, method: str, form: str) -> None:
     """Stopped after every round."""
-    values = recipe(method={"name": method}, uplink=FORMS[form], federation={"cohort": 3}, rounds=4)
+    values = recipe(method={"name": method}, uplink=FORMS[form], federation={"cohort": 3}, rounds=3)
     personafl.run(values, out=tmp_path / "straight")
     with pytest.raises(Crash):
         personafl.run(values, out=tmp_path / "stopped", listener=crash)
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(Crash):
             personafl.resume(tmp_path / "stopped", listener=lambda method, seed: crash)
     personafl.resume(tmp_path / "stopped")
