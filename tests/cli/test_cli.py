@@ -262,6 +262,7 @@ def test_display_in_a_pipe_on_a_terminal_and_quiet() -> None:
     assert display_of(terminal=True, quiet=True) == ""
 
 
+@pytest.mark.system
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [Path(sys.executable).with_name("personafl"), "compare", *QUICK, "rounds=100000", "--json"]

@@ -32,6 +32,7 @@ from personafl.models.modelfile import card_of
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.simulate.cohort import draw_cohort
+from tiers import tiered
 
 
 def outcome(made: Loopback, rounds: Rounds) -> tuple[bytes, States]:
@@ -346,7 +347,7 @@ def test_what_a_device_keeps_predicts_without_a_server(tmp_path: Path) -> None:
         assert set(card.accuracies) >= {"global", "personal", card.model}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", tiered(METHODS, ["fedavg", "fedalt", "ditto", "pfedme", "fedslr", "quped"]))
 def test_neither_data_nor_personal_parameters_leave_a_device(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,12 +25,14 @@ from personafl.algorithms import quantize
 from personafl.core import wire
 from personafl.exports import onnxfile
 from personafl.exports.card import model_card
+from personafl.exports.export import Exported
 from personafl.exports.onnxfile import onnx_file
 from personafl.models import make_net_and_split
 from personafl.models.factored import FactoredConv2d, FactoredLinear
 from personafl.models.modelfile import card_of
 from personafl.models.network import SharedNetwork
 from personafl.runs.result import Result
+from tiers import tiered
 
 DIGITS = {"partition": {"kind": "classes", "clients": 4, "per_client": 4}}
 SMALL = {"rounds": 1, "data": DIGITS, "training": {"steps": 2}}
@@ -69,7 +72,7 @@ NETWORKS = {name: (name, data, options, {}) for name, (data, options) in CASES.i
 }
 
 
-@pytest.mark.parametrize("case", NETWORKS)
+@pytest.mark.parametrize("case", tiered(NETWORKS, ["mlp with adapters", "cnn", "bag", "transformer"]))
 def test_every_network(case: str) -> None:
     name, data, options, adapters = NETWORKS[case]
     network = quantized(make_net_and_split(SharedNetwork(name=name, **options, **adapters), data)[0].module().eval(), 2)
@@ -148,6 +151,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "quped-seed0"
 
 
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The global model and that of client 2, with ONNX files; tests must not change them."""
+    return personafl.export(run, tmp_path_factory.mktemp("exported"), ["2"], onnx=True)
+
+
 ALONE = """
 import sys
 for name in ("torch", "personafl", "onnx", "onnxscript", "safetensors"):
@@ -158,8 +167,7 @@ numpy.save(sys.argv[3], session.run(["scores"], {"x": numpy.load(sys.argv[2])})[
 """
 
 
-def test_a_device_needs_numpy_and_onnxruntime_alone(run: Path, tmp_path: Path) -> None:
-    exported = personafl.export(run, tmp_path / "out", ["3"], onnx=True)
+def test_a_device_needs_numpy_and_onnxruntime_alone(exported: Exported, tmp_path: Path) -> None:
     x = torch.rand(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     np.save(tmp_path / "x.npy", x.numpy())
     for model in exported.models:
@@ -176,6 +184,7 @@ def test_a_device_needs_numpy_and_onnxruntime_alone(run: Path, tmp_path: Path) -
         torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.system
 def test_a_2_bit_cnn1_takes_a_sixteenth_of_its_quantized_layers(tmp_path: Path) -> None:
     """In both files, exactly: 2 bits a weight and 4 centers a layer; all else is in full precision."""
     images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
@@ -204,9 +213,8 @@ def test_a_2_bit_cnn1_takes_a_sixteenth_of_its_quantized_layers(tmp_path: Path) 
     assert shared.bytes_onnx > whole + others
 
 
-def test_files_say_the_same_about_themselves(run: Path, tmp_path: Path) -> None:
-    exported = personafl.export(run, tmp_path / "one", ["1"], onnx=True)
-    personafl.export(run, tmp_path / "two", ["1"], onnx=True)
+def test_files_say_the_same_about_themselves(run: Path, exported: Exported, tmp_path: Path) -> None:
+    personafl.export(run, tmp_path, ["2"], onnx=True)
     for model in exported.models:
         assert model.onnx is not None
         with safetensors.safe_open(model.file, "pt") as file:
@@ -214,9 +222,9 @@ def test_files_say_the_same_about_themselves(run: Path, tmp_path: Path) -> None:
         props = onnx.load(model.onnx).metadata_props
         assert {entry.key: entry.value for entry in props} == about
         for path in (model.file, model.onnx, model.card):
-            assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+            assert path.read_bytes() == (tmp_path / path.name).read_bytes()
         assert model.bytes_onnx == model.onnx.stat().st_size
-    assert len(list((tmp_path / "one").iterdir())) == 3 * 2
+    assert len(list(tmp_path.iterdir())) == 3 * 2
 
 
 def test_low_rank_layers_are_two_and_sparse_ones_dense(tmp_path: Path) -> None:
@@ -236,6 +244,7 @@ def test_low_rank_layers_are_two_and_sparse_ones_dense(tmp_path: Path) -> None:
     torch.testing.assert_close(scores_of(shared.onnx, x), network(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.system
 def test_runs_in_double_precision_give_single_precision(tmp_path: Path) -> None:
     recipe = SMALL | {"method": QUPED, "model": CNN, "engine": {"dtype": "float64"}}
     model = personafl.export(personafl.run(recipe, out=tmp_path / "run").path, clients=["1"], onnx=True).models[1]
@@ -299,8 +308,8 @@ def test_without_the_packages_nothing_begins(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "out").exists()
 
 
-def test_model_cards(run: Path, tmp_path: Path) -> None:
-    shared, own = personafl.export(run, tmp_path, ["2"], onnx=True).models
+def test_model_cards(run: Path, exported: Exported, tmp_path: Path) -> None:
+    shared, own = exported.models
     beside, result = Result.load(run.parent / "local-seed0"), Result.load(run)
     place = result.columns["client"].index(2)
     assert own.accuracies == {
@@ -327,7 +336,8 @@ def test_model_cards(run: Path, tmp_path: Path) -> None:
     ):
         assert words in text, words
     assert "| Weights | float32 |" in shared.card.read_text()
-    again = personafl.export(run, tmp_path).models[0]  # the ONNX file of before is still there
+    shutil.copytree(shared.file.parent, tmp_path / "again")
+    again = personafl.export(run, tmp_path / "again").models[0]  # the ONNX file of before is still there
     assert again.onnx is None
     assert "global.onnx" in again.card.read_text()
     local = personafl.export(run.parent / "local-seed0", tmp_path / "local", ["2"]).models[0]
@@ -335,9 +345,9 @@ def test_model_cards(run: Path, tmp_path: Path) -> None:
     assert "onnx" not in local.card.read_text()
 
 
-def test_the_code_in_a_card_works(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = personafl.export(run, tmp_path, ["0"], onnx=True).models[1]
-    monkeypatch.chdir(tmp_path)
+def test_the_code_in_a_card_works(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = exported.models[1]
+    monkeypatch.chdir(model.file.parent)
     x = torch.rand(3, 1, 8, 8)
     found = []
     for number, block in enumerate(model.card.read_text().split("```python\n")[1:]):
@@ -354,6 +364,7 @@ def test_names_do_not_break_a_card(run: Path, tmp_path: Path) -> None:
     assert model_card(card, file).startswith("# Personal model of client a\\|b\\_c\\* \\# d\n")
 
 
+@pytest.mark.system
 def test_the_command(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Reusing the features of a frozen part changes nothing, and happens where it can."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from personafl.models import convolutional, personal_split, zoo
 from personafl.simulate.engine import Strategy, gather
 from personafl.simulate.trainer import bound
 from personafl.testing import Case, make_case
+from tiers import tiered
 
 SHAPE = (1, 16, 16)
 NETS = {
@@ -63,9 +65,11 @@ def outcome(case: Case, strategy: Strategy) -> dict[str, Tensor]:
         return tree.flatten((simulation.server, states, tuned))
 
 
-@pytest.mark.parametrize("strategy", ["stacked", "sequential"])
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+CASES = list(itertools.product(ALGORITHMS, NETS, ["stacked", "sequential"]))
+QUICK = [case for case in CASES if case[1] in ("mlp with dropout", "cnn") or case[0] == "fedalt"]
+
+
+@pytest.mark.parametrize(("algorithm", "net", "strategy"), tiered(CASES, QUICK))
 def test_reuse_changes_nothing(algorithm: str, net: str, strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     case, reused, made = case_of(algorithm, net), [], frozen._reduced
 

@@ -27,6 +27,7 @@ from nodes import Node, Nodes
 
 from personafl.flower import server as server_module
 from personafl.flower.app import write_app
+from tiers import tiered
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def outcome(made: Nodes) -> tuple[bytes, States]:
     return directory.server_bytes(directory.checkpoint()), states
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "ditto", "fedalt"])
+@pytest.mark.parametrize("method", tiered(["fedavg", "scaffold", "ditto", "fedalt"], ["scaffold", "fedalt"]))
 def test_nodes_give_the_simulators_bits(method: str, tmp_path: Path) -> None:
     recipe = recipe_of(method)
     made = Nodes(recipe, tmp_path)
@@ -84,7 +85,7 @@ def test_so_they_do_with_cohorts_and_networks_of_their_own(tmp_path: Path) -> No
     assert [card.network.options for card in cards] == [{"hidden": [6, 6]}, {"hidden": [8]}, {"hidden": [8]}]
 
 
-@pytest.mark.parametrize("pulls", [1, 2, 3, 4])
+@pytest.mark.parametrize("pulls", tiered([1, 2, 3, 4], [2, 4]))
 def test_an_app_that_was_stopped_goes_on_to_the_same_bits(pulls: int, tmp_path: Path) -> None:
     recipe = recipe_of("fedalt")
     made = Nodes(recipe, tmp_path)

@@ -26,6 +26,7 @@ from personafl.models.network import SharedNetwork
 from personafl.runs.scoring import tune
 from personafl.storage.store import Store
 from personafl.testing import Case, _close, _everything
+from tiers import tiered
 
 TRAINING = Training(work=Steps(steps=2, batch=2), optimizer=Sgd(lr=0.1))
 RULES: dict[str, dict[str, Any]] = {"fedalt": {}, "fedsim": {}, "finetune": {"part": "personal"}}
@@ -75,7 +76,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
     learn("linear", tmp_path_factory.mktemp("here") / "said")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiered(CASES, ["linear", "mlp", "cnn", "bag", "transformer", "split_input"]))
 def test_every_part_learns(name: str, tmp_path: Path) -> None:
     said = tmp_path / "said"
     process = multiprocessing.get_context("fork").Process(target=learn, args=(name, said))

@@ -1,6 +1,7 @@
 """Plans: what follows from a probe is checked by hand, and sizes against a run; times only have to be there."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def test_durations() -> None:
     ]
 
 
-def test_a_plan_has_all_methods_seeds_and_the_pretraining(tmp_path: Path) -> None:
+def test_a_plan_has_all_methods_seeds_and_the_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("personafl.plan.estimate.ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(count))
     recipe = Recipe.parse(RECIPE | {"pretrain": {"rounds": 3}, "compare": {"methods": ["fedavg"], "seeds": [0, 1]}})
     told: list[tuple[int, int]] = []
     found = make_plan(recipe, tmp_path / "not" / "there", lambda done, size: told.append((done, size)))
@@ -148,5 +150,11 @@ def test_a_plan_has_all_methods_seeds_and_the_pretraining(tmp_path: Path) -> Non
     assert told == [(0, 2), (1, 2)]
     assert found.seconds > 2 * sum(each.seconds for each in found.estimates)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(BadInput, match="cohort: 99 clients"):  # from the process of the probe
+
+
+@pytest.mark.system
+def test_a_probe_has_a_process_of_its_own(tmp_path: Path) -> None:
+    recipe = Recipe.parse(RECIPE | {"compare": {"methods": ["fedavg"]}})
+    assert make_plan(recipe, tmp_path).estimates[0].memory > 2**27
+    with pytest.raises(BadInput, match="cohort: 99 clients"):  # from there
         make_plan(Recipe.parse(RECIPE | {"federation": {"cohort": 99}}), tmp_path)

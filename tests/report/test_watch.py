@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from personafl import cli
 from personafl.errors import BadInput
 from personafl.report.load import load
 from personafl.report.progress import State, changed_at, overall, states
@@ -141,25 +142,30 @@ def test_changes_are_seen_by_the_files(comparison: Path) -> None:
     assert changed_at(load([comparison])) == max(written)
 
 
-def test_commands(comparison: Path, tmp_path: Path) -> None:
+def test_commands(
+    comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`watch` of a finished comparison prints its table and ends; with a page it ends by Ctrl-C, with no error."""
-    done = subprocess.run([*COMMAND, "watch", str(comparison)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "6 of 6 runs finished" in done.stdout
-    assert "mean ± std over 2 seeds" in done.stdout
-    done = subprocess.run(
-        [*COMMAND, "report", str(comparison), "--out", "x.html"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert (done.returncode, done.stdout) == (0, "report: x.html\n"), done.stderr
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["personafl", *words])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return int(exit_.value.code or 0), *capsys.readouterr()
+
+    code, out, err = run("watch", str(comparison))
+    assert code == 0, err
+    assert "6 of 6 runs finished" in out
+    assert "mean ± std over 2 seeds" in out
+    assert run("report", str(comparison), "--out", "x.html") == (0, "report: x.html\n", "")
     assert (tmp_path / "x.html").exists()
-    wrong = subprocess.run([*COMMAND, "report", "nowhere"], capture_output=True, text=True, cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert "nowhere: not a run directory" in wrong.stderr
+    code, _, err = run("report", "nowhere")
+    assert code == 2
+    assert "nowhere: not a run directory" in err
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_the_page(comparison: Path) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(

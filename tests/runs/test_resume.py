@@ -294,6 +294,19 @@ def test_a_signal_in_this_process(tmp_path: Path, number: signal.Signals) -> Non
 # --- one process, one recipe, one data set ---
 
 
+def test_a_run_under_way_is_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def listener(progress: Progress) -> None:
+        with pytest.raises(BadInput, match=f"^{path}: another process is running it$"):
+            api.resume(path)
+        raise Crash
+
+    with pytest.raises(Crash):
+        api.run(RECIPE, out=path, listener=listener)
+
+
+@pytest.mark.system
 def test_two_processes_on_one_directory(tmp_path: Path) -> None:
     path = tmp_path / "run"
 

@@ -141,6 +141,7 @@ def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:
     assert close(found, wanted)
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_mlflow_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="pip install personafl[mlflow]")
@@ -155,6 +156,7 @@ def test_mlflow_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert close({name: [(entry.step, entry.value) for entry in part] for name, part in history.items()}, wanted)
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_wandb_has_one_offline_run_with_each_step_once(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="pip install personafl[wandb]")

@@ -36,6 +36,7 @@ from personafl.simulate.buffered import BufferedSimulation
 from personafl.simulate.engine import gather
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
+from tiers import tiered
 
 SMALL: dict[str, Any] = {
     "rounds": 6,
@@ -79,8 +80,15 @@ def server_of(path: Path) -> dict[str, torch.Tensor]:
 LATE = {"arrival": {"kind": "pareto", "shape": 1.1}, "step": {"kind": "lognormal", "median": 1.0, "sigma": 2.0}}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("method", ["fedavg", "fedadam", "ditto", "fedalt", "finetune", "fedspa", "quped"])
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    tiered(
+        itertools.product(
+            ["fedavg", "fedadam", "ditto", "fedalt", "finetune", "fedspa", "quped"], ["float32", "float64"]
+        ),
+        [("fedadam", "float64"), ("ditto", "float32"), ("quped", "float32")],
+    ),
+)
 def test_a_buffer_for_everyone_is_the_plain_simulator(tmp_path: Path, method: str, dtype: str) -> None:
     """To the bit, whatever the latencies: states, scores, losses and bytes."""
     engine = {"engine": {"threads": 1, "dtype": dtype}}
@@ -331,7 +339,7 @@ def test_bytes_are_counted_where_they_cross(three: LeastSquares, tmp_path: Path)
 # --- runs ---
 
 
-@pytest.mark.parametrize("method", AVERAGE)
+@pytest.mark.parametrize("method", tiered(AVERAGE, ["fedavg", "fedalt", "pfedme", "quped"]))
 def test_methods_that_average_run(tmp_path: Path, method: str) -> None:
     """They finish, and say when each round was and how stale its uploads."""
     buffer = {"size": 2, "concurrency": 6, "max_staleness": 3}
@@ -348,13 +356,18 @@ class Crash(BaseException):
     """Ends a run from within."""
 
 
-@pytest.mark.parametrize("uplink", [{"form": "dense"}, {"form": "sparse", "keep": 0.2}])
-@pytest.mark.parametrize("method", ["fedadam", "ditto", "fedalt"])
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, method: str, uplink: dict[str, Any]) -> None:
+UPLINKS: dict[str, dict[str, Any]] = {"dense": {"form": "dense"}, "sparse": {"form": "sparse", "keep": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("method", "uplink"),
+    tiered(itertools.product(["fedadam", "ditto", "fedalt"], UPLINKS), [("fedadam", "dense"), ("ditto", "sparse")]),
+)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, method: str, uplink: str) -> None:
     """Killed after rounds 3 and 6 of 9 with clients under way, of whom some were so for rounds."""
     buffer = {"size": 2, "concurrency": 7, "max_staleness": 4}
     engine = {"threads": 1, "checkpoint_seconds": 0}
-    values = recipe(buffer, method, rounds=9, engine=engine, uplink=uplink)
+    values = recipe(buffer, method, rounds=9, engine=engine, uplink=UPLINKS[uplink])
 
     def crash(progress: Any) -> None:
         if getattr(progress, "done", 0) == 3:

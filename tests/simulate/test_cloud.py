@@ -40,6 +40,7 @@ from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
+from tiers import tiered
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "sync": {"protocol": "sync"},
@@ -115,8 +116,11 @@ def test_sync_with_everyone_active_is_the_plain_simulator_but_for_rounding(tmp_p
 # --- every protocol ---
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedalt", "fedslr", "scaffold", "ditto", "fedbcd", "fedbcdi"])
+RUNNING = ["fedavg", "fedprox", "fedalt", "fedslr", "scaffold", "ditto", "fedbcd", "fedbcdi"]
+EACH = {(method, list(PROTOCOLS)[place % 4]) for place, method in enumerate(RUNNING)}  # of methods and of protocols
+
+
+@pytest.mark.parametrize(("method", "protocol"), tiered(itertools.product(RUNNING, PROTOCOLS), EACH))
 def test_methods_run_on_every_protocol(tmp_path: Path, method: str, protocol: str) -> None:
     """They finish, learn something finite, and say when each round and each score was."""
     result = api.run(recipe(cloud_of(protocol), method), out=tmp_path / "run")
@@ -149,8 +153,10 @@ class Crash(BaseException):
     """Ends a run from within."""
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("method", ["scaffold", "fedslr"])
+@pytest.mark.parametrize(
+    ("method", "protocol"),
+    tiered(itertools.product(["scaffold", "fedslr"], PROTOCOLS), [("scaffold", "gossip"), ("fedslr", "rigorous")]),
+)
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, method: str, protocol: str) -> None:
     """Killed after round 1 of 6 with a checkpoint after each, and after round 3."""
     values = recipe(cloud_of(protocol), method, rounds=6, engine={"threads": 1, "checkpoint_seconds": 0})
@@ -478,7 +484,7 @@ TURNS: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {  # (mixed, i
 }
 
 
-@pytest.mark.parametrize("story", TURNS)
+@pytest.mark.parametrize("story", tiered(TURNS, ["async with a fast server", "rigorous with a fast server"]))
 def test_servers_that_differ_reach_a_neighbourhood_as_small_as_the_step(tmp_path: Path, story: str) -> None:
     """As decentralised gradient descent does. One device a server; the mean of z_n over a cycle of events.
 

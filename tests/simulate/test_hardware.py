@@ -12,6 +12,7 @@ from personafl.errors import BadInput
 from personafl.simulate.hardware import set_arithmetic
 
 CNN = {"name": "cnn", "channels": [4, 8], "personal": "output"}
+FEW = {"partition": {"kind": "iid", "clients": 6}}
 
 
 @pytest.mark.parametrize(("dtype", "device"), [("tf32", "cpu"), ("tf32", "mps"), ("bfloat16", "mps")])
@@ -20,10 +21,9 @@ def test_what_a_device_cannot_do_is_refused(dtype: str, device: str) -> None:
         set_arithmetic(dtype, torch.device(device))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedalt", "fedrep"])
-@pytest.mark.parametrize("strategy", ["stacked", "sequential"])
+@pytest.mark.parametrize(("method", "strategy"), [("fedalt", "stacked"), ("fedrep", "sequential")])
 def test_products_in_bfloat16_train_about_as_well(tmp_path: Path, method: str, strategy: str) -> None:
-    recipe = {"method": {"name": method}, "rounds": 10, "model": CNN}
+    recipe = {"method": {"name": method}, "rounds": 3, "model": CNN, "data": FEW}
     rounded, plain = (
         api.run(
             {**recipe, "engine": {"device": "cpu", "strategy": strategy, "dtype": dtype}}, out=tmp_path / dtype
@@ -37,7 +37,12 @@ def test_products_in_bfloat16_train_about_as_well(tmp_path: Path, method: str, s
 def test_bfloat16_repeats_with_any_number_of_workers(tmp_path: Path) -> None:
     one, two = (
         api.run(
-            {"rounds": 2, "model": CNN, "engine": {"device": "cpu", "dtype": "bfloat16", "workers": workers}},
+            {
+                "rounds": 2,
+                "model": CNN,
+                "data": FEW,
+                "engine": {"device": "cpu", "dtype": "bfloat16", "workers": workers},
+            },
             out=tmp_path / str(workers),
         ).rows[-1]
         for workers in (1, 2)

@@ -122,9 +122,9 @@ def test_json_round_trip(tmp_path: Path) -> None:
 def test_every_write_of_a_run_may_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: dict[str, Any], code: int
 ) -> None:
-    """The n-th os.write writes half of its bytes and fails, for every third n, until a run has fewer writes."""
+    """The n-th os.write writes half of its bytes and fails, for every fifth n, until a run has fewer writes."""
     write, failed = os.write, 0
-    for at in range(code % 3, 1000, 3):
+    for at in range(code % 5, 1000, 5):
         path = tmp_path / f"at-{at}" / "run"
         calls = iter(range(10**9))
 
@@ -147,7 +147,7 @@ def test_every_write_of_a_run_may_fail(
         assert beside in ([], ["run"])  # nothing half-made remains, not even under another name
         api.resume(path) if beside else api.run(RECIPE, out=path)
         assert differences(outcome(path), straight) == []
-    assert failed >= 6
+    assert failed >= 4
 
 
 def limited(path: Path, size: int) -> subprocess.CompletedProcess[str]:
@@ -160,6 +160,7 @@ def limited(path: Path, size: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.system
 def test_a_real_limit_on_file_size(tmp_path: Path, straight: dict[str, Any]) -> None:
     """RLIMIT_FSIZE: the first states do not fit, the files before them do."""
     path = tmp_path / "run"
@@ -184,7 +185,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("free", [0, 2, 4, 6, 8, 10, 12, 14])
+@pytest.mark.parametrize("free", [0, 4, 8, 14])
 def test_a_really_full_disk(tiny_disk: Path, straight: dict[str, Any], free: int) -> None:
     """Filled up to so many pages of 4 KiB; the run fails somewhere, and goes on once there is space."""
     path, filler = tiny_disk / "run", tiny_disk / "filler"
