@@ -22,7 +22,7 @@ from personafl.core.losses import correct, cross_entropy
 from personafl.core.net import Net
 from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged, make_federated
-from personafl.evaluate.score import score_personal, score_shared
+from personafl.evaluate.score import try_personal, try_shared
 from personafl.models import zoo
 
 
@@ -81,10 +81,10 @@ def main() -> None:
     }
     output = {name: whole[name] if name[0] == "3" else value.expand_as(whole[name]) for name, value in shared.items()}
     ways: dict[str, Callable[[], object]] = {
-        "shared": lambda: score_shared(problem, shared, data, data.test, data.seen),
-        "own, stacked": lambda: score_personal(problem, whole, data, data.test, data.seen),
+        "shared": lambda: try_shared(problem, shared, data, data.test, data.seen).scores(),
+        "own, stacked": lambda: try_personal(problem, whole, data, data.test, data.seen).scores(),
         "own, client by client": lambda: loop(problem.net, whole, data),
-        "own output, stacked": lambda: score_personal(problem, output, data, data.test, data.seen),
+        "own output, stacked": lambda: try_personal(problem, output, data, data.test, data.seen).scores(),
         "own output, client by client": lambda: loop(problem.net, output, data),
     }
     spent = [{name: seconds(way) for name, way in ways.items()} for _ in range(options.repeats + 1)][1:]

@@ -86,8 +86,8 @@ def test_shared_personal_and_a_plain_loop_agree(
     stacked = {key: torch.stack([value] * len(sizes)) for key, value in params.items()}
     expected = plain(net, [params] * len(sizes), data, clients.tolist())
     for scores in (
-        score.score_shared(Problem(net, cross_entropy), params, data, data.test, clients),
-        score.score_personal(Problem(net, cross_entropy), stacked, data, data.test, clients),
+        score.try_shared(Problem(net, cross_entropy), params, data, data.test, clients).scores(),
+        score.try_personal(Problem(net, cross_entropy), stacked, data, data.test, clients).scores(),
     ):
         np.testing.assert_array_equal(scores.samples, np.array(sizes)[clients])
         np.testing.assert_allclose(scores.accuracy, expected[:, 0], rtol=1e-6)
@@ -100,7 +100,7 @@ def test_every_client_is_scored_with_its_own_model(name: str) -> None:
     clients = np.array([2, 0, 3, 1])
     models = [params_of(net, seed) for seed in range(4)]
     stacked = {key: torch.stack([params[key] for params in models]) for key in models[0]}
-    scores = score.score_personal(Problem(net, cross_entropy), stacked, data, data.test, clients)
+    scores = score.try_personal(Problem(net, cross_entropy), stacked, data, data.test, clients).scores()
     expected = plain(net, models, data, clients.tolist())
     np.testing.assert_allclose(scores.accuracy, expected[:, 0], rtol=1e-6)
     np.testing.assert_allclose(scores.loss, expected[:, 1], rtol=1e-10)
@@ -117,9 +117,9 @@ def test_what_clients_share_is_computed_for_all_at_once(name: str, monkeypatch: 
     expanded = {key: value if key in output else value[0].expand_as(value) for key, value in whole.items()}
     calls, apply = [], Net.apply
     monkeypatch.setattr(Net, "apply", lambda *arguments: calls.append(1) or apply(*arguments))
-    scores = score.score_personal(Problem(net, cross_entropy), expanded, data, data.test, clients)
+    scores = score.try_personal(Problem(net, cross_entropy), expanded, data, data.test, clients).scores()
     assert len(calls) == 1
-    expected = score.score_personal(Problem(net, cross_entropy), whole, data, data.test, clients)
+    expected = score.try_personal(Problem(net, cross_entropy), whole, data, data.test, clients).scores()
     assert len(calls) == 2 if name == "mlp" else len(calls) == 4  # kernels of their own: client by client
     np.testing.assert_array_equal(scores.accuracy, expected.accuracy)
     np.testing.assert_allclose(scores.loss, expected.loss, rtol=1e-12)
@@ -166,5 +166,5 @@ def test_no_clients_at_all() -> None:
     params = params_of(net, 0)
     none = np.zeros(0, np.int64)
     stacked = {key: value.new_zeros(0, *value.shape) for key, value in params.items()}
-    assert len(score.score_shared(Problem(net, cross_entropy), params, data, data.test, none).accuracy) == 0
-    assert len(score.score_personal(Problem(net, cross_entropy), stacked, data, data.test, none).accuracy) == 0
+    assert len(score.try_shared(Problem(net, cross_entropy), params, data, data.test, none).scores().accuracy) == 0
+    assert len(score.try_personal(Problem(net, cross_entropy), stacked, data, data.test, none).scores().accuracy) == 0

@@ -22,7 +22,7 @@ from personafl.data import DataConfig, FederatedData, federate
 from personafl.data.config import Quantity
 from personafl.data.sources.dataset import checked
 from personafl.data.spelling import SPACE_NAME
-from personafl.evaluate.score import score_personal, score_shared
+from personafl.evaluate.score import try_personal, try_shared
 from personafl.papers.catalog import Row, Table
 from personafl.papers.verdict import judge, outcomes
 from personafl.runs.result import Result
@@ -53,8 +53,8 @@ def test_rates_are_those_of_a_plain_loop(convolutional: bool) -> None:
     clients = np.arange(data.clients)
     models = [net.init(generator(seed)) for seed in range(len(clients))]
     stacked = {name: torch.stack([model[name] for model in models]) for name in models[0]}
-    own = score_personal(problem, stacked, data, data.test, clients)
-    shared = score_shared(problem, models[0], data, data.test, clients)
+    own = try_personal(problem, stacked, data, data.test, clients).scores()
+    shared = try_shared(problem, models[0], data, data.test, clients).scores()
     assert own.word_error is not None
     assert shared.word_error is not None
     for client in clients.tolist():

@@ -29,7 +29,7 @@ from personafl.core.batches import Steps
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.errors import BadInput
-from personafl.evaluate.score import score_shared
+from personafl.evaluate.score import try_shared
 from personafl.exports.export import export
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
@@ -373,9 +373,8 @@ def test_a_clients_global_model_is_its_own_servers(tmp_path: Path, method: str) 
     found = [run.down(server).model for server in range(4)]
     assert not torch.equal(found[0]["1.weight"], found[1]["1.weight"])
     for row, client in enumerate(columns["client"]):
-        scores = score_shared(
-            fed.problems[0], found[columns["server"][row]], fed.data, fed.data.test, np.array([client])
-        )
+        model, clients = found[columns["server"][row]], np.array([client])
+        scores = try_shared(fed.problems[0], model, fed.data, fed.data.test, clients).scores()
         assert columns["global_test_loss"][row] == pytest.approx(scores.loss[0], abs=1e-6)
     start = wire.decode_named((tmp_path / "run" / "global.safetensors").read_bytes())
     exported = export(tmp_path / "run", tmp_path / "models", clients="all" if method == "fedslr" else None)

@@ -95,16 +95,6 @@ class Outcomes:
         return np.bincount(owner, values, minlength=len(self.sizes)).astype(np.float64)
 
 
-def score_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Scores:
-    """Score one model (in `net`) on each client's rows."""
-    return try_shared(problem, params, data, rows, clients).scores()
-
-
-def score_personal(problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Scores:
-    """Score each client's own model (in `personal_net`, stacked in the order of `clients`) on its own rows."""
-    return try_personal(problem, stacked, data, rows, clients).scores()
-
-
 @torch.no_grad()
 def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Outcomes:
     """Try one model (in `net`) on each client's rows, all rows in one pass."""
