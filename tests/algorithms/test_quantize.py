@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from personafl.algorithms import quantize
-from personafl.algorithms.quantize import hard, nearest, prox_centers, prox_centers_exact, prox_weights, soft
+from personafl.algorithms.quantize import hard, nearest, prox_centers, prox_weights, soft
 from personafl.core import wire
 from personafl.core.net import Net
 from personafl.errors import BadInput
@@ -32,6 +32,32 @@ widths = st.floats(0.0, 1.5)
 
 def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=F64)
+
+
+def prox_centers_exact(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor | None = None) -> Tensor:
+    """Return argmin_c (width/2)·Σ_j Σ_{members i of at_j} |x_i − c_j| + ½‖c − μ‖²: towards the median, never past it.
+
+    Arguments as of `prox_centers`. Members are those of `at`, so the sum bounds R(x, c) from above and equals it at
+    `at`: unlike the linearised one, this step never increases R(x, c)·width + ½‖c − μ‖². It costs a sort of x.
+
+    Let s_1 ≤ … ≤ s_n be the members of one center and t_k = μ + (width/2)·(n − 2k), where it would land with just k of
+    them below. The minimiser is above s_k if and only if s_k < t_k. That holds for the first K members and no others,
+    as s increases and t decreases; so the minimiser is min(t_K, s_{K+1}).
+    """
+    at = centers if at is None else at
+    ordered = x.reshape(-1).sort().values
+    codes = nearest(ordered, at)
+    members = quantize._sums(torch.ones_like(codes), codes, at)
+    first = members.cumsum(0) - members
+    place = torch.arange(1, len(ordered) + 1, device=x.device) - first[codes]  # k, from 1 in each center
+
+    def landing(center: Tensor, count: Tensor, below: Tensor) -> Tensor:
+        return center + width / 2 * (count - 2 * below).to(center.dtype)
+
+    below = quantize._sums((ordered < landing(centers[codes], members[codes], place)).long(), codes, at)
+    free = landing(centers, members, below)
+    stop = ordered[(first + below).clamp(max=len(ordered) - 1)]
+    return torch.where(below < members, torch.minimum(free, stop), free)
 
 
 def distance(x: Tensor, centers: Tensor) -> Tensor:

@@ -88,10 +88,10 @@ def prox_centers(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor |
     which side (default: μ). `width` may be one for each center, [m]. Entries on their center count for neither side, a
     center without members stays at μ.
 
-    The linear model has no median to stop at. The result is `prox_centers_exact` where no member lies between at_j and
-    the place where c_j lands, at_j included; elsewhere c_j goes too far: over members that it passes, whose pull turns
-    round, and off those that are on it, which would hold it with up to width/2 each. The printed form has the other
-    sign, which pushes centers away from their median, against its own derivation.
+    The linear model has no median to stop at. The result is that of the exact prox, with these members, where none of
+    them lies between at_j and the place where c_j lands, at_j included; elsewhere c_j goes too far: over members that
+    it passes, whose pull turns round, and off those that are on it, which would hold it with up to width/2 each. The
+    printed form has the other sign, which pushes centers away from their median, against its own derivation.
 
     The result may be out of order where centers are close: see `sorted_centers`.
     """
@@ -99,32 +99,6 @@ def prox_centers(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor |
     codes = nearest(x, at).reshape(-1)
     sides = (x.reshape(-1) - at[codes]).sign().long()
     return centers + width / 2 * _sums(sides, codes, at).to(centers.dtype)
-
-
-def prox_centers_exact(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor | None = None) -> Tensor:
-    """Return argmin_c (width/2)·Σ_j Σ_{members i of at_j} |x_i − c_j| + ½‖c − μ‖²: towards the median, never past it.
-
-    Arguments as of `prox_centers`. Members are those of `at`, so the sum bounds R(x, c) from above and equals it at
-    `at`: unlike the linearised one, this step never increases R(x, c)·width + ½‖c − μ‖². It costs a sort of x.
-
-    Let s_1 ≤ … ≤ s_n be the members of one center and t_k = μ + (width/2)·(n − 2k), where it would land with just k of
-    them below. The minimiser is above s_k if and only if s_k < t_k. That holds for the first K members and no others,
-    as s increases and t decreases; so the minimiser is min(t_K, s_{K+1}).
-    """
-    at = centers if at is None else at
-    ordered = x.reshape(-1).sort().values
-    codes = nearest(ordered, at)
-    members = _sums(torch.ones_like(codes), codes, at)
-    first = members.cumsum(0) - members
-    place = torch.arange(1, len(ordered) + 1, device=x.device) - first[codes]  # k, from 1 in each center
-
-    def landing(center: Tensor, count: Tensor, below: Tensor) -> Tensor:
-        return center + width / 2 * (count - 2 * below).to(center.dtype)
-
-    below = _sums((ordered < landing(centers[codes], members[codes], place)).long(), codes, at)
-    free = landing(centers, members, below)
-    stop = ordered[(first + below).clamp(max=len(ordered) - 1)]
-    return torch.where(below < members, torch.minimum(free, stop), free)
 
 
 def _sums(values: Tensor, codes: Tensor, centers: Tensor) -> Tensor:
