@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from personafl.core.rng import numpy_generator
-from personafl.data import DataConfig, Dataset, FederatedData, Ragged, federate, load
-from personafl.data.federated import Numbered
+from personafl.data.build import federate, load
+from personafl.data.config import DataConfig
+from personafl.data.federated import FederatedData, Numbered, Ragged
 from personafl.data.holdout import deal_like, hold_out, hold_out_last
+from personafl.data.sources import Dataset
 from personafl.data.sources.dataset import checked
 from personafl.errors import BadInput
 

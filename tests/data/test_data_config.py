@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from personafl.data import DataConfig, parse_partition
-from personafl.data.config import Dirichlet, Users
+from personafl.data.config import DataConfig, Dirichlet, Users, parse_partition
 from personafl.errors import BadInput
 
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from personafl.data import DataConfig, FederatedData, describe, federate
-from personafl.data.describe import sketch
+from personafl.data.build import federate
+from personafl.data.config import DataConfig
+from personafl.data.describe import describe, sketch
+from personafl.data.federated import FederatedData
 from personafl.data.sources.dataset import checked
 from personafl.errors import StorageFailed
 from personafl.report.split import write_split

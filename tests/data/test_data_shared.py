@@ -10,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from personafl.data import DataConfig, load, parse_partition
+from personafl.data.build import load
+from personafl.data.config import DataConfig, parse_partition
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets (../shared/data) are not here")
 
 MEASURE = """
 import json, resource, sys, time
-from personafl.data import DataConfig, federate, load_dataset, parse_partition
+from personafl.data.build import federate
+from personafl.data.config import DataConfig, parse_partition
+from personafl.data.sources import load_dataset
 dataset = load_dataset(sys.argv[1])
 results = {}
 for text in sys.argv[2:]:

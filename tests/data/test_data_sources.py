@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core.rng import numpy_generator
-from personafl.data import SOURCES, TextOptions, load_dataset
+from personafl.data.sources import SOURCES, TextOptions, load_dataset
 from personafl.errors import BadInput
 
 RNG = numpy_generator(0, "source tests")

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from personafl.core.losses import ctc_frames
-from personafl.data import DataConfig, FederatedData, federate, load
-from personafl.data.config import Iid
+from personafl.data.build import federate, load
+from personafl.data.config import DataConfig, Iid
+from personafl.data.federated import FederatedData
 from personafl.data.sources.dataset import Dataset, checked
 from personafl.data.spelling import DIGITS
 from personafl.errors import BadInput

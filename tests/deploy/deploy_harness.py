@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from personafl.deploy import pki
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.device import DeviceConfig, run_device
 from personafl.deploy.net.identity import Identity, Revocations, identify
 from personafl.deploy.net.messages import Report, Said

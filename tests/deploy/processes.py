@@ -29,7 +29,7 @@ import torch
 from personafl.algorithms import METHODS
 from personafl.core import wire
 from personafl.deploy import pki
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.state import DeviceState
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare

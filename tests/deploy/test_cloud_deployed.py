@@ -17,7 +17,7 @@ from deploy_harness import channel, identity_of
 
 from personafl.core import wire
 from personafl.deploy import pki
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.messages import Announce, Beat, Hello, Join, Proceed
 from personafl.deploy.server.agreement import fingerprint, sum_like

@@ -10,7 +10,7 @@ from processes import recipe_of
 from typer.testing import CliRunner
 
 from personafl.cli import app
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.errors import BadInput
 
 

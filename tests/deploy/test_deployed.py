@@ -18,7 +18,8 @@ from processes import SMALL, States, plain, recipe_of, simulated
 from personafl.algorithms import METHODS
 from personafl.deploy.device import device as device_module
 from personafl.deploy.device import training
-from personafl.deploy.device.datafile import OwnData, deal, load_own
+from personafl.deploy.device.datafile import OwnData, load_own
+from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.serving import predict
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.device.training import LocalClient
@@ -286,15 +287,16 @@ def test_a_state_of_another_run_is_not_used(tmp_path: Path) -> None:
 
 def test_a_device_trains_in_its_own_process(tmp_path: Path) -> None:
     """A worker that is forked from a process with gRPC hangs or dies."""
-    job = training._job(_named({"engine": {"workers": 4}}), _own(tmp_path), 0, None)
-    assert job.federation.workers == 1
+    recipe = _named({"engine": {"workers": 4}})
+    client = LocalClient(recipe, _own(tmp_path), 0, None, DeviceState(tmp_path / "state", "0" * 32, 0))
+    assert [engine.strategy for engine in client.side.learners.engines] == ["sequential"]
 
 
 def test_only_what_is_installed_runs_on_a_device(tmp_path: Path) -> None:
     """A server's recipe that names code of its own is refused by the device."""
     for change in ({"method": {"name": "os:system"}}, {"model": {"name": "builtins:exec"}}):
         with pytest.raises(BadInput, match="a device runs only"):
-            training._job(_named(change), _own(tmp_path), 0, None)
+            training._built(_named(change), _own(tmp_path), 0, None)
 
 
 def _named(change: dict[str, dict[str, Any]]) -> Recipe:

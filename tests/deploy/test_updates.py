@@ -48,7 +48,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
 
 
 def second_round(folder: Path, recipe: Recipe) -> Open:
-    from personafl.deploy.device.datafile import deal
+    from personafl.deploy.device.dealing import deal
 
     pki.init(folder / "pki")
     recipe, files = deal(recipe, folder / "dealt")

@@ -13,7 +13,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.flower import client_app, server_app
 from personafl.recipe.recipe import Recipe
 

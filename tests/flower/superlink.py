@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from processes import HANGING, Cluster, free_port, recipe_of
 
 from personafl.deploy import pki
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.flower.app import write_app
 from personafl.recipe.recipe import Recipe
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from personafl.cli import app as cli
 from personafl.core import wire
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.state import DeviceState
 from personafl.errors import BadInput
 from personafl.models.modelfile import card_of

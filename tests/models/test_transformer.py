@@ -10,7 +10,8 @@ from torch import nn
 from models.cases import CHARACTERS, TRANSFORMER
 from personafl.core.losses import TASKS
 from personafl.core.rng import generator
-from personafl.data import DataConfig, load
+from personafl.data.build import load
+from personafl.data.config import DataConfig
 from personafl.models import MODELS, make_net, personal_split, with_adapters
 from personafl.models.network import Network
 

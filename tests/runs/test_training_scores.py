@@ -13,7 +13,7 @@ from rich.console import Console
 
 import personafl
 from personafl.cli.tables import detail_tables, result_tables
-from personafl.data import load
+from personafl.data.build import load
 from personafl.recipe.recipe import Recipe
 from personafl.report.gains import clients_of
 from personafl.report.load import load as load_runs

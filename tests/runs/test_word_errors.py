@@ -18,8 +18,9 @@ from personafl.core.algorithm import Problem
 from personafl.core.losses import TASKS, edit_distance, word_edits
 from personafl.core.net import Net
 from personafl.core.rng import generator
-from personafl.data import DataConfig, FederatedData, federate
-from personafl.data.config import Quantity
+from personafl.data.build import federate
+from personafl.data.config import DataConfig, Quantity
+from personafl.data.federated import FederatedData
 from personafl.data.sources.dataset import checked
 from personafl.data.spelling import SPACE_NAME
 from personafl.evaluate.score import try_personal, try_shared

@@ -16,11 +16,12 @@ from torch import Tensor
 import personafl
 from personafl import BadInput
 from personafl.core import tree
-from personafl.data import DataConfig, FederatedData, federate, load
-from personafl.data.config import Augmentation, Iid, Moments
+from personafl.data.build import federate, load
+from personafl.data.config import Augmentation, DataConfig, Iid, Moments
+from personafl.data.federated import FederatedData
 from personafl.data.inputs import as_seen, moments_of
 from personafl.data.sources.dataset import checked
-from personafl.deploy.device.datafile import deal
+from personafl.deploy.device.dealing import deal
 from personafl.deploy.server.opening import deployable
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare

@@ -36,7 +36,7 @@ def deal(
     out_path: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to.")] = Path("dealt"),
 ) -> None:
     """Write each client's data to a file of its own, for devices, and the recipe that their server needs."""
-    from personafl.deploy.device.datafile import deal as write
+    from personafl.deploy.device.dealing import deal as write
 
     recipe = parsed(words, dataset, partition)
     _, files = write(recipe, out_path)

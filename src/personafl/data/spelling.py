@@ -1,10 +1,16 @@
 """Labels as words: the letters of a label's name are the target, to be learned with CTC from speech, say."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from personafl.data.sources.dataset import Dataset
 from personafl.errors import BadInput
+
+if TYPE_CHECKING:
+    from personafl.data.sources.dataset import Dataset
 
 BLANK_NAME = "blank"  # of CTC's class 0
 SPACE_NAME = "space"  # of the class between words

@@ -6,9 +6,11 @@
     stream     how it travels: a header and chunks, resumable
     transport  gRPC: one method, `Exchange`, that everything goes through
 
-    checks, journal, rounds, answering, server   the server's side
-    state, device, serving                       the device's side
-    tiers, cloudserver, coordination, coordinator   several servers, and who says when they go on
+    net/       the last four, and payload: what another machine sent is checked before it touches anything
+    server/    opening, members, history, rounds, service, server   one server
+               agreement, cloudserver, coordination, coordinator    several, and who says when they go on
+    device/    datafile, training, state, device, serving           a device; it imports nothing of a server
+               dealing                                              one file of data for each of them
 
-No algorithm code here: the server has the `ServerRule`, each device the `ClientRule`, its data and its state.
+No algorithm code here: a server is a `ServerSide`, each device a `ClientSide` with its data and its state.
 """

@@ -21,14 +21,16 @@ from personafl.core.split import listed
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.exports.card import model_card
-from personafl.exports.facts import facts_of, net_of, sizes_of
+from personafl.exports.facts import Origin, facts_of, sizes_of
 from personafl.exports.onnxfile import check_installed, onnx_file
 from personafl.models.cost import latency, multiply_adds
 from personafl.models.modelfile import Card, Part, assembled, card_of, compacted, described, low_rank, pack
+from personafl.models.network import SharedNetwork
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare
 from personafl.runs.job import Job
+from personafl.runs.problems import shared_network
 from personafl.runs.result import Result
 from personafl.runs.sizes import packed_models
 from personafl.simulate.cloud import make_simulation
@@ -125,10 +127,11 @@ def export(
     shared = [None] if finished.has(None, "global") else []
     if members and not finished.has(members[0], "personal", "tuned"):
         raise BadInput(
-            f"{run}: {finished.method} makes no personal models, all clients use the global one; export that one alone"
+            f"{run}: {finished.origin.method} makes no personal models, all clients use the global one; "
+            "export that one alone"
         )
     if not members and not shared:
-        raise BadInput(f"{run}: {finished.method} has no global model; export those of clients: --all-clients")
+        raise BadInput(f"{run}: {finished.origin.method} has no global model; export those of clients: --all-clients")
     _refuse_others(out, finished.digest)
     with storage(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +141,7 @@ def export(
         written.append(finished.write(client, out, onnx, timed))
         if listener is not None:
             listener(len(written), len(shared) + len(members))
-    return Exported(run, out, finished.method, tuple(written))
+    return Exported(run, out, finished.origin.method, tuple(written))
 
 
 class _Finished:
@@ -159,7 +162,7 @@ class _Finished:
         self._alone = _alone(run, recipe)
         self._files = _file_names(self._federation.data.client_names)
         self._dense_work: dict[Net, int] = {}
-        self.method = self._federation.algorithm.name
+        self.origin = _origin(self._job)
         content = (run / "recipe.toml").read_bytes() + (run / "result.json").read_bytes()
         self.digest = hashlib.sha256(content).hexdigest()
 
@@ -179,11 +182,11 @@ class _Finished:
         """Write the model of all, or the last one of a client, and return what it is."""
         models = self._models(client)
         name: Any = "global" if client is None else "tuned" if "tuned" in models else "personal"
-        parts, net = compacted(models[name]), net_of(self._job, client)
-        sizes = sizes_of(self._job, net, parts)
+        parts, net = compacted(models[name]), self.origin.net(client)
+        sizes = sizes_of(self._federation.dtype, net, parts)
         accuracies = self._accuracies(client)
         whose = None if client is None else self._federation.data.client_names[client]
-        facts = {"run": self.digest, **facts_of(self._job, client), "model": name, "client": whose, **sizes}
+        facts = {"run": self.digest, **facts_of(self.origin, client), "model": name, "client": whose, **sizes}
         facts |= {"test_accuracy": accuracies.get(name), "accuracies": json.dumps(accuracies)}
         text = {key: str(value) for key, value in facts.items() if value is not None}
         content = pack(parts, text)
@@ -318,6 +321,14 @@ def _check_objects(run: Path, given: list[str]) -> None:
         call = "".join(f", {name}=…" for name in begun)
         what = f"was begun in Python with objects ({', '.join(begun)})" if begun else "was begun without objects"
         raise BadInput(f"{run}: {what}; export it in Python: personafl.export({str(run)!r}{call})")
+
+
+def _origin(job: Job) -> Origin:
+    fed = job.federation
+    network = shared_network(job.recipe, fed.algorithm, fed.data)
+    if "model" in job.objects:
+        network = SharedNetwork(**network.model_dump(include=set(SharedNetwork.model_fields)) | {"name": ""})
+    return Origin(job.recipe, fed.learners, fed.algorithm.name, network)
 
 
 def _check_data(run: Path, data: FederatedData) -> None:

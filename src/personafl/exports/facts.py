@@ -1,7 +1,7 @@
-"""What a model file says of the model in it, taken from the job that made it: the facts of a `modelfile.Card`."""
+"""What a model file says of the model in it, taken from what made it: the facts of a `modelfile.Card`."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,18 +9,32 @@ from personafl.core import wire
 from personafl.core.net import Net
 from personafl.models.modelfile import Part, bits_of, network_text
 from personafl.models.network import Network, SharedNetwork
-from personafl.runs.job import Job
-from personafl.runs.problems import shared_network
+from personafl.recipe.recipe import Recipe
+from personafl.simulate.trainer import Learners
 
 
-def facts_of(job: Job, client: int | None) -> dict[str, Any]:
+class Origin(NamedTuple):
+    """What made a model: the recipe, the clients, the name of the method, and the network that all share."""
+
+    recipe: Recipe
+    learners: Learners
+    method: str
+    network: SharedNetwork
+
+    def net(self, client: int | None) -> Net:
+        """Return the network of a client's own model; None: the shared one."""
+        who = self.learners
+        return who.problems[0].net if client is None else who.problems[int(who.problem_of[client])].personal_net
+
+
+def facts_of(origin: Origin, client: int | None) -> dict[str, Any]:
     """Return the method, the network and the data of a client's model; None: of what all share."""
-    federation, data = job.federation, job.federation.data
+    data = origin.learners.data
     shape = data.shape
     return {
-        "method": federation.algorithm.name,
-        "network": network_text(_network(job, client)),
-        "dtype": str(federation.dtype).removeprefix("torch."),
+        "method": origin.method,
+        "network": network_text(_network(origin, client)),
+        "dtype": str(origin.learners.dtype).removeprefix("torch."),
         "task": shape.task,
         "input_shape": json.dumps(shape.input_shape),
         "target_shape": json.dumps(shape.target_shape),
@@ -30,38 +44,27 @@ def facts_of(job: Job, client: int | None) -> dict[str, Any]:
     }
 
 
-def sizes_of(job: Job, net: Net, parts: tuple[Part, ...]) -> dict[str, Any]:
-    """Return the sizes of a model."""
+def sizes_of(dtype: torch.dtype, net: Net, parts: tuple[Part, ...]) -> dict[str, Any]:
+    """Return the sizes of a model whose numbers are of a type."""
 
-    def dense(dtype: torch.dtype) -> int:
-        like = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in net.shapes.items()}
+    def dense(kind: torch.dtype) -> int:
+        like = {name: torch.empty(shape, dtype=kind, device="meta") for name, shape in net.shapes.items()}
         return wire.size((like,))
 
     return {
         "parameters": wire.parameters(parts),
         "parameters_dense": net.parameters,
         "bytes_packed": wire.size(parts),
-        "bytes_dense": dense(job.federation.dtype),
+        "bytes_dense": dense(dtype),
         "bytes_fp32": dense(torch.float32),
         "bits": bits_of(parts),
     }
 
 
-def net_of(job: Job, client: int | None) -> Net:
-    """Return the network of a client's own model; None: the shared one."""
-    federation = job.federation
-    if client is None:
-        return federation.problems[0].net
-    return federation.problems[int(federation.problem_of[client])].personal_net
-
-
-def _network(job: Job, client: int | None) -> Network:
-    fed = job.federation
-    if client is not None and net_of(job, client) is not net_of(job, None):
-        own = job.recipe.devices[int(fed.problem_of[client])].model
-        assert own is not None
-        return own.resolved(fed.data)
-    network = shared_network(job.recipe, fed.algorithm, fed.data)
-    if "model" in job.objects:
-        return SharedNetwork(**network.model_dump(include=set(SharedNetwork.model_fields)) | {"name": ""})
-    return network
+def _network(origin: Origin, client: int | None) -> Network:
+    who = origin.learners
+    if client is None or origin.net(client) is origin.net(None):
+        return origin.network
+    own = origin.recipe.devices[int(who.problem_of[client])].model
+    assert own is not None
+    return own.resolved(who.data)

@@ -87,7 +87,7 @@ def _ready(node: _NodeConfig, run: str, text: bytes) -> tuple[LocalClient, Path]
 
 
 def _joined(client: LocalClient) -> Said:
-    data, pending = client.job.federation.data, client.state.pending
+    data, pending = client.side.learners.data, client.state.pending
     join = Present(
         number=client.number,
         samples=client.samples,

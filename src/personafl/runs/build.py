@@ -6,24 +6,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 import personafl.data.build as data_build
-from personafl.algorithms.uplink import compressed
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.data.inputs import as_seen
 from personafl.errors import BadInput
 from personafl.models import make_net_and_split
-from personafl.recipe.engine import EngineSection
 from personafl.recipe.recipe import Recipe
 from personafl.runs.job import Job
-from personafl.runs.problems import Maker, make_problems, make_start
-from personafl.runs.profiles import check_method, deal
+from personafl.runs.learners import make_learners, make_method, use_hardware
+from personafl.runs.problems import Maker, make_start
+from personafl.runs.profiles import deal
 from personafl.runs.tracking import check_tracking
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.buffered import make_buffer
 from personafl.simulate.cloud import make_cloud
-from personafl.simulate.engine import Engine
 from personafl.simulate.federation import Federation
-from personafl.simulate.hardware import named_device, placed, set_arithmetic
 from personafl.simulate.servers import Cloud
 from personafl.simulate.workers.local import on_other_machines
 
@@ -43,21 +40,22 @@ def prepare(
     """
     objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
     algorithm = _method(recipe, algorithm)
-    device, dtype = _hardware(recipe.engine)
+    device, dtype = use_hardware(recipe.engine)
+    if device.type != "cpu" and on_other_machines():
+        raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
     data = _data(recipe, data, dtype)
     cohort = recipe.federation.size(len(data.seen))
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
-    data = placed(data, device, dtype, recipe.engine.data_mb)
-    problems = make_problems(recipe, algorithm, data, model, make, device, dtype)
-    start = make_start(recipe, problems[0].net)
+    who = make_learners(recipe, algorithm, data, kinds, device, dtype, model, make)
+    start = make_start(recipe, who.problems[0].net)
     federation = Federation(
         algorithm=algorithm,
-        data=data,
-        problems=problems,
-        problem_of=kinds,
-        engines=tuple(_engine(recipe.engine, problem, device) for problem in problems),
-        seed=recipe.seed,
+        data=who.data,
+        problems=who.problems,
+        problem_of=who.problem_of,
+        engines=who.engines,
+        seed=who.seed,
         cohort=cohort,
         sampling=recipe.federation.sampling,
         weights=recipe.federation.weights,
@@ -68,28 +66,16 @@ def prepare(
         buffer=buffer,
         workers=recipe.engine.workers if device.type == "cpu" else 1,
     )
-    algorithm.server.init(problems[0], start, federation.roster.population)  # one that needs a split says so here
+    algorithm.server.init(who.problems[0], start, federation.roster.population)  # one that needs a split says so here
     return Job(recipe, federation, objects)
 
 
 def _method(recipe: Recipe, algorithm: Algorithm | None) -> Algorithm:
-    """Return the method, with its uploads compressed; fail if the recipe asks for what it cannot do."""
-    algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)
-    check_method(recipe.devices, algorithm)
+    """Return the method; fail if the recipe asks for what it cannot do."""
+    algorithm = make_method(recipe, algorithm)
     recipe.federation.check_offline(algorithm)
     check_tracking(recipe.tracking)
     return algorithm
-
-
-def _hardware(engine: EngineSection) -> tuple[torch.device, torch.dtype]:
-    """Return where and in which precision the run computes, and set torch accordingly."""
-    device = named_device(engine.device)
-    if device.type != "cpu" and on_other_machines():
-        raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
-    set_arithmetic(engine.dtype, device)
-    if engine.threads is not None:
-        torch.set_num_threads(engine.threads)
-    return device, torch.float64 if engine.dtype == "float64" else torch.float32
 
 
 def _data(recipe: Recipe, data: FederatedData | None, dtype: torch.dtype) -> FederatedData:
@@ -105,8 +91,3 @@ def _timing(recipe: Recipe, data: FederatedData, algorithm: Algorithm) -> tuple[
     given = data, algorithm, recipe.training.build().work, recipe.seed
     cloud = None if recipe.cloud is None else make_cloud(recipe.cloud, *given)
     return cloud, None if recipe.buffer is None else make_buffer(recipe.buffer, *given)
-
-
-def _engine(engine: EngineSection, problem: Problem, device: torch.device) -> Engine:
-    memory, low = engine.memory_mb * 2**20, engine.dtype == "bfloat16"
-    return Engine.fitted(problem, engine.strategy, memory, device, bfloat16=low)

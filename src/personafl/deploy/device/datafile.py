@@ -17,20 +17,13 @@ import safetensors
 import safetensors.torch
 import torch
 
-import personafl.data.build as data_build
-from personafl.cloud.topology import place
 from personafl.data.config import DataConfig, Iid
 from personafl.data.federated import FederatedData, Ragged, Split, make_federated
-from personafl.data.inputs import moments_of
-from personafl.data.sources import TextOptions, load_dataset
 from personafl.errors import BadInput
-from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
-from personafl.runs.profiles import deal as deal_devices
-from personafl.storage.files import atomic_write, storage
 
-_FORMAT = "personafl data 1"
-_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+FORMAT = "personafl data 1"  # of a dealt file
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -39,36 +32,6 @@ class OwnData:
 
     data: FederatedData
     profile: str | None
-
-
-def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
-    """Deal a recipe's data to one file per client that trains; return the recipe that a server of theirs needs.
-
-    The files are device-N.safetensors, N the number that the client has in the simulator; by it the recipe says which
-    server of a cloud each belongs to.
-    """
-    data = data_build.load(recipe.data, recipe.seed)
-    kinds = deal_devices(recipe.devices, data, recipe.seed)
-    names = device_names(recipe.devices)
-    section = {**(recipe.deploy.model_dump() if recipe.deploy else {}), **data.shape.model_dump(exclude_none=True)}
-    values = recipe.model_dump(mode="json", exclude_none=True)
-    if recipe.data.normalize == "channel":
-        values["data"]["normalize"] = moments_of(data).model_dump()  # a server and its devices cannot tell them
-    if recipe.cloud is not None:
-        homes = place(data, recipe.cloud.servers, recipe.cloud.members, recipe.cloud.active, recipe.seed).devices
-        values["cloud"]["members"] = [[str(number) for number in own] for own in homes]
-    elif recipe.deploy is None:
-        section["devices"] = len(data.seen)
-    served = Recipe.parse({**values, "deploy": section})
-    with storage(out):
-        out.mkdir(parents=True, exist_ok=True)
-    files = []
-    for client in map(int, data.seen):
-        profile = names[int(kinds[client])] if names else None
-        files.append(out / f"device-{client}.safetensors")
-        atomic_write(files[-1], _packed(data, client, profile))
-    atomic_write(out / "recipe.toml", served.to_toml().encode())
-    return served, files
 
 
 def load_own(source: str, number: int, recipe: Recipe) -> OwnData:
@@ -93,28 +56,11 @@ def dealt_rows(path: Path, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     return data.x[rows], data.y[rows]
 
 
-def _packed(data: FederatedData, client: int, profile: str | None) -> bytes:
-    rows = [data.rows(split)[client] for split in _SPLITS]
-    every = np.concatenate(rows)
-    ends = np.cumsum([len(part) for part in rows])
-    about = {
-        "name": data.name,
-        "classes": data.classes,
-        "task": data.task,
-        "vocabulary": data.vocabulary,
-        "label_names": list(data.label_names),
-        "client": data.client_names[client],
-        "profile": profile,
-    }
-    named = {"x": data.x[every].contiguous(), "y": data.y[every].contiguous(), "ends": torch.from_numpy(ends)}
-    return safetensors.torch.save(named, {"format": _FORMAT, "about": json.dumps(about)})
-
-
 def _dealt(path: Path, number: int) -> OwnData:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             kept = file.metadata() or {}
-            if kept.get("format") != _FORMAT:
+            if kept.get("format") != FORMAT:
                 raise BadInput(f"--data {path}: not a file that personafl data deal wrote")
             about: dict[str, Any] = json.loads(kept["about"])
             x, y, ends = (file.get_tensor(name) for name in ("x", "y", "ends"))
@@ -138,19 +84,22 @@ def _dealt(path: Path, number: int) -> OwnData:
 
 def _raw(source: str, number: int, recipe: Recipe) -> FederatedData:
     """Read a data set of the device's own; test and validation data are held out as the recipe says."""
+    from personafl.data.build import federate  # here, for a dealt file needs no source and no partition
+    from personafl.data.sources import TextOptions, load_dataset
+
     assert recipe.deploy is not None
     options = recipe.data
     dataset = load_dataset(source, TextOptions(options.length, options.vocabulary, options.unit))
     config = DataConfig(
         source=source, partition=Iid(clients=1), test=options.test, validation=options.validation, target=options.target
     )
-    data = data_build.federate(dataset, config, recipe.seed)
+    data = federate(dataset, config, recipe.seed)
     if data.classes > recipe.deploy.classes:
         raise BadInput(f"--data {source}: has {data.classes} classes, the server's recipe {recipe.deploy.classes}")
     data = dataclasses.replace(data, classes=recipe.deploy.classes)
     return _alone(
         number,
-        [data.rows(split)[0] for split in _SPLITS],
+        [data.rows(split)[0] for split in SPLITS],
         name=data.name,
         x=data.x,
         y=data.y,

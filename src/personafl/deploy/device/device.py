@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from personafl.deploy.device.datafile import load_own
-from personafl.deploy.device.serving import keep_best
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import messages
@@ -82,6 +81,8 @@ class _Device:
             await self._channel.close()
 
     async def _finish(self) -> None:
+        from personafl.deploy.device.serving import keep_best  # here, for until then a device scores and writes nothing
+
         client = self._client
         kept = await self._work(lambda: keep_best(client, self._config.state))
         await self._work(client.state.finish)
@@ -109,7 +110,7 @@ class _Device:
 
         client = self._client = await self._work(ready)
         self._broadcast_bytes = client.broadcast_bytes
-        data = client.job.federation.data
+        data = client.side.learners.data
         hello = messages.Hello(
             samples=client.samples, input_shape=list(data.x.shape[1:]), classes=data.classes, profile=client.profile
         )
@@ -152,7 +153,7 @@ class _Device:
     @contextlib.asynccontextmanager
     async def _alive(self, round_: int) -> AsyncIterator[None]:
         """Give signs of life meanwhile."""
-        section = self._client.job.recipe.deploy
+        section = self._client.recipe.deploy
         assert section is not None
 
         async def beat() -> None:

@@ -21,7 +21,7 @@ from personafl.deploy.device.datafile import dealt_rows
 from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
 from personafl.exports.card import model_card
-from personafl.exports.facts import facts_of, net_of, sizes_of
+from personafl.exports.facts import Origin, facts_of, sizes_of
 from personafl.models.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
 from personafl.runs.result import chosen
 from personafl.runs.scoring import Scored, score, tune
@@ -57,24 +57,25 @@ class Predicted:
 
 def keep_best(client: LocalClient, directory: Path) -> Kept:
     """Fine-tune if the recipe says so, choose among the models that a device has now, and write that one to a file."""
-    side, job = client.side, client.job
+    side, recipe = client.side, client.recipe
     data, rule = side.learners.data, side.learners.rule
     me = np.array([client.number])
     tuned = Store(directory / "tuned", 2**40)
-    if rule.tuning and (job.recipe.finetune or not side.has_model(client.number)):
-        tune(side, tuned, me, job.recipe.rounds)
+    if rule.tuning and (recipe.finetune or not side.has_model(client.number)):
+        tune(side, tuned, me, recipe.rounds)
     validated = bool(len(data.validation.flat))
     splits = {"test": data.test} | ({"validation": data.validation} if validated else {})
     scored = score(side, tuned, me, splits, blends=validated)
     models = packed_models(side, tuned, client.number, None)
-    name = _choice(scored, job.recipe.evaluation.caution, models)
+    name = _choice(scored, recipe.evaluation.caution, models)
     accuracies = {model: float(s.accuracy[0]) for (model, split), s in scored.scores.items() if split == "test"}
     accuracies = {model: value for model, value in accuracies.items() if np.isfinite(value)}
     kind = "blend" if name.startswith("blend") else name
     parts = _blended(models, float(name.removeprefix("blend "))) if kind == "blend" else compacted(models[name])
     whose = None if name == "global" else client.number
-    facts: dict[str, Any] = {"run": client.run, **facts_of(job, whose), "model": kind}
-    facts |= {"client": str(client.number), **sizes_of(job, net_of(job, whose), parts)}
+    origin = Origin(recipe, side.learners, client.method, client.network)
+    facts: dict[str, Any] = {"run": client.run, **facts_of(origin, whose), "model": kind}
+    facts |= {"client": str(client.number), **sizes_of(side.learners.dtype, origin.net(whose), parts)}
     if name in accuracies:
         accuracies[kind] = accuracies[name]
     known = {model: value for model, value in accuracies.items() if model in ("global", "personal", "tuned", kind)}

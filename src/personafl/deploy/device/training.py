@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from personafl.core import tree, wire
-from personafl.core.algorithm import for_returning, upload_type
+from personafl.core import rng, tree, wire
+from personafl.core.algorithm import Algorithm, for_returning, upload_type
 from personafl.core.tree import Tree
+from personafl.data.inputs import as_seen
 from personafl.deploy.device.datafile import OwnData
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.net.payload import check_declared, most_bytes, opened
 from personafl.errors import BadInput
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
-from personafl.runs.build import prepare
-from personafl.runs.job import Job
+from personafl.runs.learners import make_learners, make_method, use_hardware
+from personafl.runs.problems import shared_network
 from personafl.simulate.clientside import ClientSide
+from personafl.simulate.trainer import Learners
 
 
 class DeviceSide(ClientSide):
@@ -36,13 +36,16 @@ class LocalClient:
 
     def __init__(self, recipe: Recipe, own: OwnData, number: int, profile: str | None, state: DeviceState) -> None:
         self.number, self.profile, self.state, self.run = number, profile, state, state.run
-        self.job = _job(recipe, own, number, profile)
-        fed = self.job.federation
-        self.side = DeviceSide(fed.learners, state)
-        self._example = fed.serving().broadcast()
-        self._declared = upload_type(fed.algorithm.client)
-        self.side.shape(int(fed.problem_of[number]), wire.dense(self._example))  # later messages may lack what it needs
-        self.samples = int(fed.data.train.sizes[number])
+        self.recipe = recipe
+        algorithm, learners = _built(recipe, own, number, profile)
+        self.method, self.network = algorithm.name, shared_network(recipe, algorithm, learners.data)
+        self.side = DeviceSide(learners, state)
+        start = learners.cast(learners.problems[0].net.init(rng.generator("shape")))
+        server = algorithm.server
+        self._example = wire.dense(server.broadcast(server.init(learners.problems[0], start, 1.0)))
+        self._declared = upload_type(learners.rule)
+        self.side.shape(int(learners.problem_of[number]), self._example)  # later messages may lack what it needs
+        self.samples = int(learners.data.train.sizes[number])
 
     @property
     def broadcast_bytes(self) -> int:
@@ -64,8 +67,8 @@ class LocalClient:
         self.side.received = opened(broadcast, self._example, type(self._example))
 
 
-def _job(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> Job:
-    """Prepare the recipe of a server for one device: clients one by one, and only code that is installed here."""
+def _built(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> tuple[Algorithm, Learners]:
+    """Build a server's recipe for one device: clients one by one, and only with code that is installed here."""
     for key, name in (("method.name", recipe.method.name), ("model.name", recipe.model.name)):
         if ":" in name:
             raise BadInput(f"{key}: the server's recipe names {name!r}; a device runs only what personafl comes with")
@@ -78,8 +81,8 @@ def _job(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> Job:
         if profile not in names:
             raise BadInput(f"--profile {profile}: the server's recipe has {', '.join(names)}")
         kinds[number] = names.index(profile)
-    update = {"strategy": "sequential", "device": "cpu", "workers": 1}  # gRPC's threads do not survive a fork
-    engine = recipe.engine.model_copy(update=update)
-    everyone = recipe.federation.model_copy(update={"cohort": 1.0})
-    alone: dict[str, Any] = {"engine": engine, "federation": everyone, "start": None}
-    return prepare(recipe.model_copy(update=alone), own.data, profiles=kinds)
+    engine = recipe.engine.model_copy(update={"strategy": "sequential", "device": "cpu"})
+    recipe, algorithm = recipe.model_copy(update={"engine": engine}), make_method(recipe)
+    where, dtype = use_hardware(engine)
+    data = as_seen(own.data, recipe.data, dtype)
+    return algorithm, make_learners(recipe, algorithm, data, kinds, where, dtype)

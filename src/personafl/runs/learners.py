@@ -1,0 +1,58 @@
+"""From a recipe to what clients know, which is all that a device builds: nothing of a server or a simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from personafl.algorithms.uplink import compressed
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.data.federated import FederatedData
+from personafl.models import make_net_and_split
+from personafl.recipe.engine import EngineSection
+from personafl.recipe.recipe import Recipe
+from personafl.runs.problems import Maker, make_problems
+from personafl.runs.profiles import check_method
+from personafl.simulate.engine import Engine
+from personafl.simulate.hardware import named_device, placed, set_arithmetic
+from personafl.simulate.trainer import Learners
+
+
+def make_method(recipe: Recipe, algorithm: Algorithm | None = None) -> Algorithm:
+    """Return the method, with its uploads compressed; fail if it cannot do what the recipe's devices ask for."""
+    algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)
+    check_method(recipe.devices, algorithm)
+    return algorithm
+
+
+def use_hardware(engine: EngineSection) -> tuple[torch.device, torch.dtype]:
+    """Return where and in which precision the run computes, and set torch accordingly."""
+    device = named_device(engine.device)
+    set_arithmetic(engine.dtype, device)
+    if engine.threads is not None:
+        torch.set_num_threads(engine.threads)
+    return device, torch.float64 if engine.dtype == "float64" else torch.float32
+
+
+def make_learners(
+    recipe: Recipe,
+    algorithm: Algorithm,
+    data: FederatedData,
+    kinds: NDArray[np.int64],
+    device: torch.device,
+    dtype: torch.dtype,
+    model: nn.Module | None = None,
+    make: Maker = make_net_and_split,
+) -> Learners:
+    """Return the clients of a recipe, with data as networks see them; `kinds` says what device each has, [clients]."""
+    data = placed(data, device, dtype, recipe.engine.data_mb)
+    problems = make_problems(recipe, algorithm, data, model, make, device, dtype)
+    engines = tuple(_engine(recipe.engine, problem, device) for problem in problems)
+    return Learners(algorithm.client, data, problems, kinds, engines, recipe.seed, dtype)
+
+
+def _engine(engine: EngineSection, problem: Problem, device: torch.device) -> Engine:
+    memory, low = engine.memory_mb * 2**20, engine.dtype == "bfloat16"
+    return Engine.fitted(problem, engine.strategy, memory, device, bfloat16=low)
