@@ -12,8 +12,6 @@ All draws are hashes of (seed, purpose, version or number of the start, client),
 method under one seed, and are played again from the beginning when a run is resumed.
 """
 
-from __future__ import annotations
-
 import bisect
 import heapq
 import itertools

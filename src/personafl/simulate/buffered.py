@@ -17,8 +17,6 @@ client's new state is kept when it arrives, also if its upload is dropped: until
 What is under way when the last round ends is lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ A choice is kept in the run directory, so that a resumed run goes on with it, an
 of a comparison, and later runs of the same kind, have one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -3,8 +3,6 @@
 It knows no server rule and has no server state. The simulator has it for all clients, and a device process for one.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

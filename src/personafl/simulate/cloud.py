@@ -17,8 +17,6 @@ states nor their server's change in between. So nothing that is pending has to b
 the clock again. What servers have not delivered when the last round ends is lost.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Who takes part in a round: a function of the seed and the round, the same for every method."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

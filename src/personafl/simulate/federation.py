@@ -1,7 +1,5 @@
 """What a run is about: who learns what, and how."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Where a run computes, how exactly, and where its data are."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 

@@ -4,8 +4,6 @@ A GPU's results are there before they are computed, and whoever looks at them wa
 only when the next chunk is begun, and with the last one the next round's batches are drawn.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The cloud of a run: its servers and devices, and what happens in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ It has both halves: clients, whom it groups by problem and trains in chunks, and
 steps. It knows nothing of any method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

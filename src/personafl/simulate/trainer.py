@@ -1,7 +1,5 @@
 """Training a chunk of clients: the same in this process, in its workers, on a cluster's nodes and on a device."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol

@@ -4,8 +4,6 @@ A dealt file is safetensors: `x`, `y` and the rows of each split; in its metadat
 client's samples and nobody else's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

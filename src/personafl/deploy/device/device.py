@@ -3,8 +3,6 @@
 It only ever calls out. What it computes is done by one worker thread, while it goes on giving signs of life.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tomllib

@@ -4,8 +4,6 @@ The choice is the one of `evaluate.choice`, by the device's own validation data:
 that is very likely no worse. Without validation data nothing shows that, and the global model is kept.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

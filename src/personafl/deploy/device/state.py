@@ -5,8 +5,6 @@ becomes the state; if not, the old one stays, as if the device had not been sele
 disagree about a round, whenever either is killed.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

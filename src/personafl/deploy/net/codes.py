@@ -1,7 +1,5 @@
 """The names of everything that is refused between machines."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -4,8 +4,6 @@ TLS looks at a certificate once, when a connection begins. Connections live long
 looked at here, each time.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from dataclasses import dataclass

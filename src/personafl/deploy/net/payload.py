@@ -3,8 +3,6 @@
 What is allowed is a list, the names in a message of the declared type; all else is refused.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeVar
 

@@ -5,8 +5,6 @@ the sender goes on from there. Memory is bounded: a payload is refused by its an
 read, each peer has at most one payload on the way, and all of them together fit a budget.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ serve(handle, …)        answers peers; `handle(identity, said)` returns what t
 Channel(…).ask(message) asks a server, over broken connections and restarts, until it answers
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

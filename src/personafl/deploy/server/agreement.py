@@ -5,8 +5,6 @@ devices' updates, and gets the new state. Else each server has a model of its ow
 mixed, gets the mean back, and takes its devices' updates itself.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

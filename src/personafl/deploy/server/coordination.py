@@ -10,8 +10,6 @@ a coordinator that starts again hears it again. A mix is done by its checkpoint.
 the clock.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -3,8 +3,6 @@
 Cloud servers call it. One that asks what follows its round is kept waiting for up to a heartbeat.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

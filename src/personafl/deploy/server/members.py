@@ -1,7 +1,5 @@
 """The devices of a server: who may enrol as what, and what their server knows of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a server makes of its recipe before anyone is there: can it be deployed, and what does an update look like."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

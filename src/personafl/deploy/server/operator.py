@@ -1,7 +1,5 @@
 """What an operator asks a server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -9,8 +9,6 @@ An update is durable before its device hears that it was accepted. A round is cl
 server that starts again takes up the round where it was. Nothing here waits: `server` has the clock.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import uuid
 from pathlib import Path

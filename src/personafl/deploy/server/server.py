@@ -4,8 +4,6 @@ Devices pull. A device that asks for work and finds none is kept waiting for up 
 without delay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

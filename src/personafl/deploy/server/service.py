@@ -3,8 +3,6 @@
 All that computes or writes is done by one worker thread, one thing at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

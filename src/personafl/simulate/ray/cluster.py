@@ -1,7 +1,5 @@
 """Having simulations trained by a Ray cluster: joining one, or starting one on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -4,8 +4,6 @@ Workers ask a node for states themselves, their own or another: states never com
 simulation, however small they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import shutil

@@ -7,8 +7,6 @@ what came after the last checkpoint.
 A client that is under way (see `buffered`) leaves a state on its node that counts only when it arrives: a later one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 

@@ -3,8 +3,6 @@
 Results are handed on in the tasks' own order, so sums do not change; what comes too early waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
