@@ -234,10 +234,17 @@ def test_forms_and_further_methods_of_a_rule_are_its_own() -> None:
     assert isinstance(upload.change["1.weight"], wire.Factored)
     assert isinstance(upload.change["1.weight"].u, Tensor)
     assert state.error.keys() == {"change/4.weight"}
-    assert algorithm.client.uploads_of_state == ("nothing",)  # type: ignore[attr-defined]
-    down = make_case(plain).one_client()[0]
-    assert algorithm.client.packed(None, down, state)["global"][1] == "Empty"  # type: ignore[attr-defined]
-    assert not hasattr(compressed(plain, TopEntries()).client, "packed")
+    assert algorithm.client.uploads_of_state == ("nothing",)
+    case = make_case(plain)
+    assert algorithm.client.packed is not None
+    assert algorithm.client.packed(case.problem, case.one_client()[0], state)["global"][1] == "Empty"  # type: ignore[comparison-overlap]
+    assert compressed(plain, TopEntries()).client.packed is None
+
+
+def test_a_quantized_model_stays_quantized_with_compressed_uploads() -> None:
+    """Its device then takes neither the shared model nor a blend with it, which have all their bits."""
+    quantized = compressed(METHODS["quped"].build(TRAINING, bits=2), TopEntries())
+    assert quantized.client.bits_of(make_case(quantized).problem) == 2
 
 
 # --- error feedback ---

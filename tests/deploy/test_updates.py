@@ -14,8 +14,10 @@ from processes import recipe_of
 from torch import Tensor
 from updates import CLASSES, generated
 
+from personafl.algorithms.fedavg import FedAvgClient
 from personafl.core import wire
-from personafl.core.algorithm import upload_type
+from personafl.core.algorithm import Problem
+from personafl.core.net import Net
 from personafl.core.tree import Params
 from personafl.deploy import pki
 from personafl.deploy.device.datafile import load_own
@@ -192,15 +194,17 @@ def test_a_device_sends_the_declared_type_and_nothing_else() -> None:
 
 
 def test_a_rule_that_declares_nothing_is_refused() -> None:
-    class Silent:
+    class Silent(FedAvgClient):
         def update(self, problem: Any, down: Any, state: Any, data: Any) -> Any: ...
 
-    class Loose:
-        def update(self, problem: Any, down: Any, state: Any, data: Any) -> tuple[Any, dict[str, Tensor]]: ...
+    class Loose(FedAvgClient):
+        def update(self, problem: Any, down: Any, state: Any, data: Any) -> tuple[Any, dict[str, Tensor]]: ...  # type: ignore[override]
 
     for rule in (Silent(), Loose()):
         with pytest.raises(BadInput, match="does not declare"):
-            upload_type(rule)  # type: ignore[arg-type]
+            _ = rule.uploads
+        with pytest.raises(BadInput, match="does not declare"):
+            rule.expects(Problem(Net(torch.nn.Linear(1, 1)), torch.mul), {})
 
 
 @pytest.mark.parametrize(

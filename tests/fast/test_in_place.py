@@ -21,7 +21,7 @@ from personafl.core.optim import Sgd
 from personafl.core.split import Split
 from personafl.core.tree import Params
 from personafl.fast.gradient import step
-from personafl.testing import _close, _everything, make_case
+from personafl.testing import close, everything, make_case
 
 CLIENTS, SAMPLES, INPUTS = 3, 5, 6
 ACTIVATIONS: list[Callable[..., nn.Module]] = [
@@ -156,9 +156,9 @@ def test_a_network_that_writes_into_its_inputs(method: str) -> None:
         case = make_case(METHODS[method].build(training), Problem(net, cross_entropy, split=Split(("layers.3.*",))))
         with case.simulation(strategy) as simulation:  # type: ignore[arg-type]
             simulation.step(0)
-            outcomes.append(_everything(simulation))
+            outcomes.append(everything(simulation))
     for other in outcomes[1:]:
-        _close(outcomes[0], other, 1e-12)
+        close(outcomes[0], other, 1e-12)
 
 
 def test_neither_module_nor_samples_are_changed() -> None:

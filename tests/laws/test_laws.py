@@ -9,7 +9,7 @@ from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Linear
 from personafl.errors import BadInput
-from personafl.testing import LAWS, TOLERANCE, _close, _everything, make_case
+from personafl.testing import LAWS, TOLERANCE, close, everything, make_case
 
 BY_OPTIMIZER = ("stacked_equals_one_by_one", "padding_is_inert")  # the others are about messages and states
 TRAININGS = {
@@ -33,21 +33,17 @@ def build(method: str, training: Training) -> Algorithm | BadInput:
         return refusal
 
 
-@pytest.mark.parametrize("law", BY_OPTIMIZER)
 @pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize("method", METHODS)
-def test_law_with_every_optimizer(method: str, training: str, law: str) -> None:
+def test_laws(method: str, training: str) -> None:
+    """All of them with the first training that the method takes, on one case: they share what was trained for it."""
     algorithm = build(method, TRAININGS[training])
     if isinstance(algorithm, BadInput):
         pytest.skip(f"{method} refuses this training: {algorithm}")
-    LAWS[law](make_case(algorithm))
-
-
-@pytest.mark.parametrize("law", [law for law in LAWS if law not in BY_OPTIMIZER])
-@pytest.mark.parametrize("method", METHODS)
-def test_law(method: str, law: str) -> None:
-    """With the first training that the method takes."""
-    LAWS[law](make_case(next(found for t in TRAININGS.values() if isinstance(found := build(method, t), Algorithm))))
+    first = next(name for name, given in TRAININGS.items() if isinstance(build(method, given), Algorithm))
+    case = make_case(algorithm)
+    for law in LAWS if training == first else BY_OPTIMIZER:
+        LAWS[law](case)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -70,6 +66,6 @@ def test_stacked_with_rates_as_a_gpu_has_them(method: str, training: str, monkey
         with case.simulation(strategy) as simulation:
             for number in range(2):
                 simulation.step(number)
-            outcomes.append(_everything(simulation))
+            outcomes.append(everything(simulation))
         monkeypatch.setattr(tree, "number", lambda factor: factor)
-    _close(*outcomes, TOLERANCE)
+    close(*outcomes, TOLERANCE)

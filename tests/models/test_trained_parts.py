@@ -25,7 +25,7 @@ from personafl.models import make_net_and_split
 from personafl.models.network import SharedNetwork
 from personafl.runs.scoring import tune
 from personafl.storage.store import Store
-from personafl.testing import Case, _close, _everything
+from personafl.testing import Case, close, everything
 from tiers import tiered
 
 TRAINING = Training(work=Steps(steps=2, batch=2), optimizer=Sgd(lr=0.1))
@@ -46,7 +46,7 @@ def outcome(case: Case, strategy: str, folder: Path) -> dict[str, Tensor]:
             tune(simulation, tuned := Store(folder, 2**30), case.data.seen, 0)
             return {f"{client}/{path}": leaf for client in (0, 1) for path, leaf in tuned.get(client).items()}
         simulation.step(0)
-        return _everything(simulation)
+        return everything(simulation)
 
 
 def learn(name: str, said: Path) -> None:
@@ -64,7 +64,7 @@ def learn(name: str, said: Path) -> None:
                     print(part, method, file=log)
                     case = Case(METHODS[method].build(TRAINING, **told), problem, data)
                     ways = [outcome(case, way, said.parent / way) for way in ("sequential", "stacked")]
-                    _close(*ways, 1e-9)
+                    close(*ways, 1e-9)
         except BaseException:
             traceback.print_exc(file=log)
             raise SystemExit(1) from None

@@ -25,7 +25,7 @@ from personafl.algorithms.averaging import Averaging, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.local import LocalClient
 from personafl.algorithms.personal import Personal
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Problem
 from personafl.core.batches import Data, Steps
 from personafl.core.optim import Sgd
 from personafl.core.tree import Params, Tree
@@ -73,7 +73,7 @@ def sections(*devices: Mapping[str, Any]) -> list[DeviceSection]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BesideClient:
+class BesideClient(ClientRule):
     """FedAvg, and beside it a model of one's own, of any architecture, that is trained alone."""
 
     shared: FedAvgClient

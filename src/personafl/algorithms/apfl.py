@@ -36,7 +36,7 @@ from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import fine_tuning, retrained, steady
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Problem
 from personafl.core.batches import Batch, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import LocalOptimizer, Optimizer, OptimizerSpec, Sgd, by_block
@@ -55,7 +55,7 @@ class Mixed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApflClient:
+class ApflClient(ClientRule):
     """Client rule: FedAvg's w_i, beside it v_i, and α_i too where `adapt` says how it steps."""
 
     shared: Training = field(default_factory=Training)

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from personafl.algorithms.training import Training
 from personafl.core import tree
-from personafl.core.algorithm import Problem, Reduced
-from personafl.core.batches import Data, Steps
+from personafl.core.algorithm import ClientRule, Problem, Reduced, ServerRule
+from personafl.core.batches import Steps
 from personafl.core.optim import OptimizerSpec, Sgd
 from personafl.core.tree import Params, Tree
 
@@ -47,7 +47,7 @@ class Shared(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedModelClient:
+class SharedModelClient(ClientRule):
     """Base of client rules without a personal model: one pass of local training a round, and nothing to personalize."""
 
     training: Training = field(default_factory=Training)
@@ -57,24 +57,16 @@ class SharedModelClient:
         """One pass of local training."""
         return {"local": self.training.work}
 
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """No personal model."""
-        return {}
-
-    def personalize(self, problem: Problem, down: Any, state: Tree, data: Data) -> Tree:
-        """Nothing to personalize."""
-        return state
-
     def models(self, problem: Problem, down: Any, state: Tree) -> dict[str, Params]:
         """Everyone uses the shared model."""
         return {"global": down.model}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging:
+class Averaging(ServerRule):
     """Server rule: step the shared model along the mean change."""
 
+    averages: ClassVar[bool] = True
     optimizer: OptimizerSpec = PLAIN_MEAN
 
     def init(self, problem: Problem, start: Params, population: float) -> Shared:

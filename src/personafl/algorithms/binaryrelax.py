@@ -55,9 +55,13 @@ class BinaryRelaxClient(LocalClient):
         centers = self._grids(problem, state.model)
         return {"personal": (state.model | {name: quantize.pack(state.model[name], c) for name, c in centers.items()},)}
 
+    def bits_of(self, problem: Problem) -> int | None:
+        """Return the device's, or the method's for all."""
+        return problem.bits or self.bits
+
     def _grids(self, problem: Problem, y: Params) -> Params:
         """Return the points of the scaled grid for each quantized weight."""
-        bits = problem.bits or self.bits
+        bits = self.bits_of(problem)
         names = quantize.quantizable(problem.personal_net.shapes, self.full_precision) if bits else ()
         return {name: on_grid(y[name], bits or 0) for name in names}
 

@@ -20,7 +20,7 @@ from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal, retrained
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
-from personafl.core.algorithm import Algorithm, Empty, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
@@ -29,7 +29,7 @@ from personafl.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class DittoClient:
+class DittoClient(ClientRule):
     """Client rule: FedAvg's for w, and a personal model v_i held to w_t by `pull` (λ)."""
 
     shared: FedAvgClient = field(default_factory=FedAvgClient)

@@ -24,14 +24,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
 from personafl.algorithms.personal import fine_tuning, retrained
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
-from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
+from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem, Reduced, ServerRule, sent_once
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend, descent
 from personafl.core.optim import OptimizerSpec, by_block
@@ -61,7 +61,7 @@ class Own(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialClient:
+class PartialClient(ClientRule):
     """Client rule of FedAlt, and with `simultaneous` of FedSim."""
 
     shared: Training = field(default_factory=Training)  # τ_u, γ_u
@@ -105,6 +105,10 @@ class PartialClient:
         own = {"personal": down.shared | state.personal} if isinstance(state, Own) else {}
         return {"global": down.shared | down.personal, **own}
 
+    def expects(self, problem: Problem, start: Params) -> Parts | PartsEachTime:
+        """Return the two parts."""
+        return _parts(problem.divide(start), stateful=self.stateful)
+
     @staticmethod
     def _own(down: Parts | PartsEachTime, state: Own | Empty) -> Params:
         return state.personal if isinstance(state, Own) else down.personal
@@ -129,9 +133,10 @@ class PartialState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialAveraging:
+class PartialAveraging(ServerRule):
     """Server rule: FedAvg's on the shared part."""
 
+    averages: ClassVar[bool] = True
     averaging: Averaging = field(default_factory=Averaging)
     stateful: bool = True
 
@@ -142,12 +147,15 @@ class PartialAveraging:
 
     def broadcast(self, state: PartialState) -> Parts | PartsEachTime:
         """Send the shared part, and where personal parts start."""
-        message = Parts if self.stateful else PartsEachTime
-        return message(state.shared.model, state.personal)
+        return _parts((state.shared.model, state.personal), stateful=self.stateful)
 
     def update(self, state: PartialState, uploads: Reduced, round_: int) -> PartialState:
         """Step the shared part along the mean change."""
         return state._replace(shared=self.averaging.update(state.shared, uploads, round_))
+
+
+def _parts(parts: tuple[Params, Params], *, stateful: bool) -> Parts | PartsEachTime:
+    return Parts(*parts) if stateful else PartsEachTime(*parts)
 
 
 def fedalt(

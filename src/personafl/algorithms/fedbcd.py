@@ -53,16 +53,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.personal import fine_tuning
 from personafl.algorithms.training import Count, Decay, NonNegative, Rate, Training
 from personafl.core import prox, tree
-from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields, sent_once
+from personafl.core.algorithm import Algorithm, ClientRule, Problem, Reduced, ServerRule, own_fields, sent_once
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend_from
 from personafl.core.optim import Accelerated, Optimizer, Sgd
@@ -106,7 +107,7 @@ class OfflineIterates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Device:
+class _Device(ClientRule):
     """What both client rules share."""
 
     uploads_of_state: ClassVar[tuple[str, ...]] = ("change",)  # from x⁽⁰⁾ = 0 it is x itself
@@ -242,7 +243,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockServer:
+class BlockServer(ServerRule):
     """Server rule: steps of z towards the mean of x_i, over all devices or the active ones."""
 
     step: float = 0.5  # η̃
@@ -272,6 +273,10 @@ class BlockServer:
         for _ in range(self.iterations):
             state = self.again(state)
         return state
+
+    def weigh(self, problem: Problem, weights: NDArray[Any]) -> NDArray[Any]:
+        """Times γ_i, where devices have their own."""
+        return weights if problem.penalty is None else weights * problem.penalty
 
     def again(self, state: Block) -> Block:
         """z ← z − η̃(z − target)."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from personafl.algorithms.averaging import Change, Model, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
+from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, own_fields
 from personafl.core.batches import Data
 from personafl.core.descend import descent
 from personafl.core.terms import Quadratic
@@ -66,7 +66,7 @@ class Dynamic(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicServer:
+class DynamicServer(ServerRule):
     """Server rule: the cohort's mean, corrected by the mean of all duals."""
 
     pull: float = 0.1

@@ -41,7 +41,7 @@ from personafl.algorithms.feddyn import Dual, DynamicClient, DynamicServer
 from personafl.algorithms.personal import fine_tuning, retrained
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, sent_once
+from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem, Reduced, ServerRule, sent_once
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import LocalOptimizer
@@ -68,7 +68,7 @@ class Fused(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlrClient:
+class SlrClient(ClientRule):
     """Client rule: phase I on w by the `solver`, phase II on p_i with w_t fixed."""
 
     solver: DynamicClient | FedAvgClient = field(default_factory=DynamicClient)
@@ -76,6 +76,7 @@ class SlrClient:
     tune: Training = field(default_factory=Training)
     penalty: Penalty = "sparse"
     sparsity: float = 1e-3  # μ
+    start_at_model: bool = False
 
     @property
     def phases(self) -> Mapping[str, Steps]:
@@ -112,6 +113,10 @@ class SlrClient:
         own = {name: _compact(self.penalty, value) for name, value in state.own.items()}
         return {"global": (down.model,), "personal": (down.model, own)}
 
+    def expects(self, problem: Problem, start: Params) -> LowRank:
+        """Return the shared model, and where p_i starts."""
+        return LowRank(start, _own_start(start) if self.start_at_model else {})
+
     def _fuse(
         self, problem: Problem, down: LowRank, state: Fused, batches: Batches, training: Training, round_: Tensor
     ) -> Params:
@@ -120,6 +125,10 @@ class SlrClient:
 
         prox = shrink(self.penalty, self.sparsity * training.optimizer.rate(round_))
         return descend(objective, state.own, batches, training.optimizer.at(round_), prox)[0]
+
+
+def _own_start(start: Params) -> Params:
+    return {name: value for name, value in start.items() if value.ndim > 1}
 
 
 def _compact(penalty: Penalty, value: Tensor) -> Tree:
@@ -138,7 +147,7 @@ class SlrState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlrServer:
+class SlrServer(ServerRule):
     """Server rule: the solver's step, then the prox with width λ·step on every weight that has a matrix form."""
 
     solver: DynamicServer | Averaging = field(default_factory=DynamicServer)
@@ -149,8 +158,8 @@ class SlrServer:
 
     def init(self, problem: Problem, start: Params, population: float) -> SlrState:
         """Start at the given model, as it is."""
-        weights = {name: value for name, value in start.items() if value.ndim > 1} if self.start_at_model else {}
-        return SlrState(self.solver.init(problem, start, population), weights)
+        own = _own_start(start) if self.start_at_model else {}
+        return SlrState(self.solver.init(problem, start, population), own)
 
     def broadcast(self, state: SlrState) -> LowRank:
         """Send the shared model in its compact forms."""
@@ -207,6 +216,7 @@ def fedslr(
 ) -> Algorithm:
     """A low-rank shared model, and for each client a sparse one that is added to it."""
     own = retrained(training, lr=personal_lr, epochs=personal_epochs)
+    at_model = personal_start == "model"
     local_penalty = rank_penalty if solver == "lpgd" else 0.0
     client = SlrClient(
         solver=DynamicClient(training=training, pull=1 / step)
@@ -216,12 +226,13 @@ def fedslr(
         tune=fine_tuning(own, epochs=tune_epochs),
         penalty=personal,
         sparsity=sparsity,
+        start_at_model=at_model,
     )
     server = SlrServer(
         solver=DynamicServer(pull=1 / step) if solver == "dual" else Averaging(),
         penalty=shared,
         rank_penalty=0.0 if solver == "lpgd" else rank_penalty,
         step=float(step) if solver == "dual" else training.optimizer,
-        start_at_model=personal_start == "model",
+        start_at_model=at_model,
     )
     return Algorithm("fedslr", client, server)

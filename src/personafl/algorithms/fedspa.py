@@ -41,7 +41,7 @@ from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
@@ -59,7 +59,7 @@ class Masks(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpaClient:
+class SpaClient(ClientRule):
     """Client rule: train the active entries, then search for better ones."""
 
     training: Training = field(default_factory=Training)

@@ -23,7 +23,7 @@ from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
 from personafl.algorithms.training import Count, Rate, Training
-from personafl.core.algorithm import Algorithm, Empty, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
@@ -33,7 +33,7 @@ Part = Literal["all", "personal"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneClient:
+class FinetuneClient(ClientRule):
     """Client rule: FedAvg's, and fine-tuning."""
 
     shared: FedAvgClient = field(default_factory=FedAvgClient)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.training import Count, Training
-from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced
+from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem, Reduced, ServerRule
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.tree import Params
@@ -29,7 +29,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalClient:
+class LocalClient(ClientRule):
     """Client rule: train one's own model."""
 
     training: Training = field(default_factory=Training)
@@ -69,7 +69,7 @@ class LocalClient:
 
 
 @dataclass(frozen=True)
-class NoServer:
+class NoServer(ServerRule):
     """Server rule that keeps and sends nothing."""
 
     def init(self, problem: Problem, start: Params, population: float) -> Empty:

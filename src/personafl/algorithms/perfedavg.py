@@ -34,7 +34,7 @@ from personafl.algorithms.finetune import FinetuneClient
 from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Empty, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem
 from personafl.core.batches import Data, Steps, Together, Zipped
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec, Sgd
@@ -61,7 +61,7 @@ def _moved(w: Params, direction: Params, length: float) -> Params:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetaClient:
+class MetaClient(ClientRule):
     """Client rule: descend on F_i; `adapt` makes the client's own model of the shared one."""
 
     training: Training = field(default_factory=Training)

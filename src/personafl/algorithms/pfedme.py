@@ -29,7 +29,7 @@ from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
 from personafl.algorithms.training import Count, Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Problem
 from personafl.core.batches import Batches, Data, Repeated, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
@@ -38,7 +38,7 @@ from personafl.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreauClient:
+class MoreauClient(ClientRule):
     """Client rule: gradient steps on the envelope, each from `inner_steps` on the penalised loss."""
 
     training: Training = field(default_factory=Training)

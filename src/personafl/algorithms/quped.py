@@ -68,7 +68,7 @@ from personafl.algorithms.personal import fine_tuning, retrained, steady
 from personafl.algorithms.quantize import FullPrecision
 from personafl.algorithms.training import Count, NonNegative, Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm, ClientRule, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.optim import Accelerated, LocalOptimizer, OptimizerSpec, Sgd
 from personafl.core.schedule import Constant, Exponential, Step
@@ -95,7 +95,7 @@ class Centered(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QupedClient:
+class QupedClient(ClientRule):
     """Client rule: proximal steps on x and c, and distillation steps on w_i, on the same minibatches."""
 
     training: Training = field(default_factory=Training)  # of x
@@ -132,7 +132,7 @@ class QupedClient:
             raise BadInput("devices: qupel compares weights with the shared model's, so all have its architecture")
         like = next(iter(down.model.values()))
         model = tree.map(lambda p: p.to(like), problem.personal_net.init(generator)) if own else down.model
-        bits = problem.bits or self.bits
+        bits = self.bits_of(problem)
         names = quantize.quantizable(problem.personal_net.shapes, self.full_precision) if bits else ()
         return Centered(model, {name: self._first_centers(model[name], 2 ** (bits or 0)) for name in names})
 
@@ -154,6 +154,10 @@ class QupedClient:
         """Return w, and Q_c(x) with its codes in as many bits as they need."""
         codes = {name: quantize.pack(state.model[name], centers) for name, centers in state.centers.items()}
         return {"global": (down.model,), "personal": (state.model | codes,)}
+
+    def bits_of(self, problem: Problem) -> int | None:
+        """Return the device's, or the method's for all."""
+        return problem.bits or self.bits
 
     def _first_centers(self, weight: Tensor, levels: int) -> Tensor:
         if self.center_start == "unit":

@@ -32,7 +32,7 @@ from torch import Tensor
 from personafl.algorithms.averaging import Averaging, Shared, SharedModelClient
 from personafl.algorithms.training import Rate, Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem, Reduced, own_fields
+from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, own_fields
 from personafl.core.batches import Data
 from personafl.core.descend import descent
 from personafl.core.optim import Sgd
@@ -95,7 +95,7 @@ class ScaffoldState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaffoldServer:
+class ScaffoldServer(ServerRule):
     """Server rule: FedAvg's on x with rate η_g, and the mean of all c_i."""
 
     averaging: Averaging = field(default_factory=Averaging)

@@ -42,8 +42,8 @@ from torch.utils import _pytree as pytree
 
 from personafl.algorithms.training import Count
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, ClientRule, Problem, for_returning, upload_type
-from personafl.core.batches import Batches, Data, Steps
+from personafl.core.algorithm import Algorithm, ClientRule, Problem, untrained_upload
+from personafl.core.batches import Data, Steps
 from personafl.core.prox import as_matrix, from_matrix
 from personafl.core.schedule import FORBID_UNKNOWN
 from personafl.core.tree import Params, Tree
@@ -112,7 +112,7 @@ class WithError(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressedClient:
+class CompressedClient(ClientRule):
     """Client rule: another one's, with its uploads compressed."""
 
     rule: ClientRule
@@ -129,22 +129,36 @@ class CompressedClient:
         return self.rule.tuning
 
     @property
-    def uploads_of_state(self) -> tuple[str, ...]:
+    def uploads_of_state(self) -> tuple[str, ...]:  # type: ignore[override]
         """As the method."""
-        return tuple(getattr(self.rule, "uploads_of_state", ()))
+        return self.rule.uploads_of_state
 
     @property
-    def uploads(self) -> type[Tree]:
+    def uploads(self) -> type[Any]:
         """As the method: what is declared to leave the device."""
-        return upload_type(self.rule)
+        return self.rule.uploads
 
     @property
     def offline(self) -> Callable[[Problem, WithError, Data], WithError] | None:
         """As the method, if it has that: nothing is sent, so e_i stays."""
-        own = getattr(self.rule, "offline", None)
+        own = self.rule.offline
         if own is None:
             return None
         return lambda problem, state, data: state._replace(state=own(problem, state.state, data))
+
+    @property
+    def packed(self) -> Callable[[Problem, Any, Tree], dict[str, tuple[Tree, ...]]] | None:
+        """As the method."""
+        own = self.rule.packed
+        return None if own is None else lambda problem, message, state: own(problem, message, _own(state))
+
+    def bits_of(self, problem: Problem) -> int | None:
+        """As the method."""
+        return self.rule.bits_of(problem)
+
+    def expects(self, problem: Problem, start: Params) -> Tree:
+        """As the method."""
+        return self.rule.expects(problem, start)
 
     def init(self, problem: Problem, down: Any, generator: torch.Generator) -> WithError:
         """The method's state, and e_i = 0."""
@@ -181,23 +195,11 @@ class CompressedClient:
         return self.rule.models(problem, down, _own(state))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompressedPackingClient(CompressedClient):
-    """The same for a rule that knows a compact form of its models."""
-
-    def packed(self, problem: Problem, down: Any, state: Tree) -> dict[str, tuple[Tree, ...]]:
-        """As the method."""
-        rule: Any = self.rule
-        models: dict[str, tuple[Tree, ...]] = rule.packed(problem, down, _own(state))
-        return models
-
-
 def compressed(algorithm: Algorithm, codec: Codec) -> Algorithm:
     """Return the method with compressed uploads; its server does not notice."""
     if isinstance(codec, Whole):
         return algorithm
-    kind = CompressedPackingClient if hasattr(algorithm.client, "packed") else CompressedClient
-    return dataclasses.replace(algorithm, client=kind(rule=algorithm.client, codec=codec))
+    return dataclasses.replace(algorithm, client=CompressedClient(rule=algorithm.client, codec=codec))
 
 
 def _own(state: Tree) -> Tree:
@@ -215,19 +217,3 @@ def _pays(codec: Compression, leaf: Tree) -> bool:
 def _is_smaller(codec: Compression, shape: torch.Size, dtype: torch.dtype) -> bool:
     weight = torch.empty(shape, dtype=dtype, device="meta")  # no data: only the sizes of the parts are asked for
     return wire.size({"weight": codec.divide(weight)[0]}) < wire.size({"weight": weight})
-
-
-def untrained_upload(rule: ClientRule, problem: Problem, down: Any, state: Tree) -> Tree:
-    """Return what a client sends that has trained no steps, for its structure."""
-    like = next((leaf for leaf in tree.leaves(down) if leaf.is_floating_point()), torch.zeros(()))
-    device = like.device
-    state = tree.map(lambda leaf: leaf.to(like) if leaf.is_floating_point() else leaf.to(device), state)
-    none = Batches(
-        torch.zeros(0, device=device),
-        torch.zeros(0, device=device),
-        torch.zeros((0, 1), dtype=torch.int64, device=device),
-        torch.zeros((0, 1), dtype=torch.bool, device=device),
-        torch.zeros(0, dtype=torch.int64, device=device),
-    )
-    data = Data(dict.fromkeys(rule.phases, none), torch.ones((), device=device), torch.zeros((), device=device))
-    return rule.update(problem, for_returning(down), state, data)[1]

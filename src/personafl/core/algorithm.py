@@ -9,24 +9,28 @@ code per algorithm. Every state has one owner; only `Down` and `Up` cross.
 from __future__ import annotations
 
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import tree, wire
-from personafl.core.batches import Data, Steps
+from personafl.core.batches import Batches, Data, Steps
 from personafl.core.losses import correct
 from personafl.core.net import Net
 from personafl.core.objective import Loss, MeanLoss
+from personafl.core.shape import DataShape
 from personafl.core.split import Split
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 
 T = TypeVar("T")
 _FEW = 32
+_UNKNOWN = DataShape(input_shape=(), classes=1)
 
 
 class Empty(NamedTuple):
@@ -49,6 +53,7 @@ class Problem:
     edits: Loss | None = None  # [2, samples]: wrong words and words, where targets are words
     bits: int | None = None  # of each weight of the client's own model, for methods that quantize; None: as they say
     penalty: float | None = None  # that holds the client's own model to the shared one (γ_i); None: as the method says
+    data: DataShape = _UNKNOWN
 
     @property
     def personal_net(self) -> Net:
@@ -79,42 +84,99 @@ class Problem:
         return self.split.divide(params)
 
 
-class ClientRule(Protocol):
+class ClientRule(ABC):
     """The part that ships to the device. Pure: never changes its arguments, draws nothing at random but in `init`.
 
-    A rule whose clients also train without contact has a method `offline(problem, state, data) -> state`, on the data
-    of `phases`; nothing is sent. One that knows a compact form of its models has `packed`.
+    `update` declares its messages, as in `update(self, problem, down: DOWN, state, data: Data) -> tuple[STATE, UP]`.
+    A rule has the four abstract members. All others have defaults; whoever overrides one can do more.
     """
 
+    uploads_of_state: ClassVar[tuple[str, ...]] = ()  # fields of the upload that may equal a part of the state
+
     @property
+    @abstractmethod
     def phases(self) -> Mapping[str, Steps]:
         """Data budget of each named phase of `update`."""
+
+    @abstractmethod
+    def init(self, problem: Problem, down: Any, generator: torch.Generator) -> Tree:
+        """Return the state of a client that takes part for the first time. It stays on the device."""
+
+    @abstractmethod
+    def update(self, problem: Problem, down: Any, state: Any, data: Data) -> tuple[Tree, Tree]:
+        """Train for one round: return the new state and what is sent up. There may be no steps, or only padding."""
+
+    @abstractmethod
+    def models(self, problem: Problem, down: Any, state: Any) -> dict[str, Params]:
+        """Return the models a client can use now: "global" (in `net`) and/or "personal" (in `personal_net`)."""
 
     @property
     def tuning(self) -> Mapping[str, Steps]:
         """Data budget of each named phase of `personalize`; empty: the method does not fine-tune."""
-
-    def init(self, problem: Problem, down: Any, generator: torch.Generator) -> Tree:
-        """Return the state of a client that takes part for the first time. It stays on the device."""
-
-    def update(self, problem: Problem, down: Any, state: Any, data: Data) -> tuple[Tree, Tree]:
-        """Train for one round: return the new state and what is sent up."""
+        return {}
 
     def personalize(self, problem: Problem, down: Any, state: Any, data: Data) -> Tree:
         """Make a client without history its own model from what the server sends; nothing is sent back."""
+        return state
 
-    def models(self, problem: Problem, down: Any, state: Any) -> dict[str, Params]:
-        """Return the models a client can use now: "global" (in `net`) and/or "personal" (in `personal_net`)."""
+    @property
+    def offline(self) -> Callable[[Problem, Any, Data], Tree] | None:
+        """`offline(problem, state, data) -> state`: training without contact, on the data of `phases`; None: it waits.
+
+        A rule that can defines it as a method.
+        """
+        return None
+
+    @property
+    def packed(self) -> Callable[[Problem, Any, Any], dict[str, tuple[Tree, ...]]] | None:
+        """`packed(problem, message, state)`: the models in a more compact form than dense; None: there is none.
+
+        Each is in parts, with leaves in wire forms, whose sum is the model. `message` has its compact forms. A rule
+        that knows such a form defines this as a method.
+        """
+        return None
+
+    def bits_of(self, problem: Problem) -> int | None:
+        """Return the bits of each quantized weight of a client's own model; None: all are whole."""
+        return problem.bits
+
+    def expects(self, problem: Problem, start: Params) -> Tree:
+        """Return what a newcomer is sent before the first round, for its structure: `start` is the shared model then.
+
+        Here every field of the message that `update` declares is like the whole model.
+        """
+        message = _message(typing.get_type_hints(type(self).update).get("down"), self)
+        return message(*(start for _ in message._fields))
+
+    @property
+    def uploads(self) -> type[Any]:
+        """The type of what leaves the device, as `update` declares it: what may leave is listed, never guessed."""
+        returned = typing.get_args(typing.get_type_hints(type(self).update).get("return"))
+        return _message(returned[1] if len(returned) == 2 else None, self)
 
 
-class ServerRule(Protocol):
+def _message(declared: Any, rule: ClientRule) -> type[Any]:
+    if not (isinstance(declared, type) and issubclass(declared, tuple) and "_fields" in vars(declared)):
+        raise BadInput(
+            f"method: {type(rule).__name__}.update does not declare its messages; annotate it as (self, problem, down: "
+            "DOWN, state, data) -> tuple[STATE, UP], DOWN and UP NamedTuples"
+        )
+    return declared
+
+
+class ServerRule(ABC):
     """The part that runs on the server.
 
     Where there are several servers, each has a state, and the fields of a state that its type does not mark with
     `own_fields` are mixed: replaced by a mean over servers. A state that was mixed is then stepped, by `update` or,
-    without uploads, by `again`. A rule that can do so has a method `again(state) -> state`.
+    without uploads, by `again`.
     """
 
+    # Whether uploads are changes of what was sent, and their mean is all that is used: then late ones may be
+    # discounted, and some be dropped.
+    averages: ClassVar[bool] = False
+
+    @abstractmethod
     def init(self, problem: Problem, start: Params, population: float) -> Tree:
         """Return the state before the first round.
 
@@ -122,14 +184,25 @@ class ServerRule(Protocol):
         their samples where uploads are weighted by those. So `uploads.weight / population` is the cohort's share.
         """
 
+    @abstractmethod
     def broadcast(self, state: Any) -> Tree:
         """Return what every client of the next round receives; leaves may be wire forms (`core.wire`).
 
         Fields that the message's type marks with `sent_once` are for `init` alone.
         """
 
+    @abstractmethod
     def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
         """Return the state after a round."""
+
+    def weigh(self, problem: Problem, weights: NDArray[Any]) -> NDArray[Any]:
+        """Return how much the uploads of clients with this problem count, given the recipe's weights, [clients]."""
+        return weights
+
+    @property
+    def again(self) -> Callable[[Any], Tree] | None:
+        """`again(state) -> state`: one more step without uploads; None: there is none. A rule that can defines it."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -138,7 +211,7 @@ class Algorithm:
 
     `personal` is the part of the network that is personal where a recipe does not say (see `models.parts`). Whoever
     sets `own_networks`, `uses_bits` or `most_penalty` keeps to the problem's `personal_net`, `bits` or `penalty`;
-    recipes that ask others for that are refused. Uploads of clients with penalties of their own are weighted by those.
+    recipes that ask others for that are refused.
     """
 
     name: str
@@ -153,55 +226,60 @@ class Algorithm:
 def packed(rule: ClientRule, problem: Problem, message: Any, state: Any) -> dict[str, tuple[Tree, ...]]:
     """Return a client's models as a device stores them: parts with leaves in wire forms, whose sum is the model.
 
-    `message` is the broadcast with its compact forms. A rule that knows a more compact form than the dense models has
-    a method `packed(problem, message, state)` of its own.
+    `message` is the broadcast with its compact forms.
     """
-    own = getattr(rule, "packed", None)
-    if own is not None:
-        return own(problem, message, state)  # type: ignore[no-any-return]
+    if rule.packed is not None:
+        return rule.packed(problem, message, state)
     return {name: (params,) for name, params in rule.models(problem, wire.dense(message), state).items()}
 
 
-def upload_type(rule: ClientRule) -> type[Any]:
-    """Return the type that a client rule declares for what leaves the device: by the annotation of its `update`.
+def no_steps(problem: Problem, phases: Mapping[str, Steps], like: Tensor) -> Data:
+    """Return data of which no step is made, for whoever asks what structure a rule's results have."""
+    shape, device = problem.data, like.device
+    x = torch.zeros(1, *shape.input_shape, dtype=like.dtype if shape.vocabulary is None else torch.int64, device=device)
+    y = torch.zeros(1, *shape.target_shape, dtype=torch.int64, device=device)
+    rows = torch.zeros((0, 1), dtype=torch.int64, device=device)
+    batches = Batches(x, y, rows, rows.bool(), rows[:, 0])
+    return Data(dict.fromkeys(phases, batches), torch.ones((), device=device), torch.zeros((), device=device))
 
-    A rule around another one has a property `uploads` instead. One that declares nothing is refused: what may leave is
-    listed, never guessed.
-    """
-    found = getattr(rule, "uploads", None)
-    if found is None:
-        returned = typing.get_args(typing.get_type_hints(type(rule).update).get("return"))
-        found = returned[1] if len(returned) == 2 else None
-    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-        raise BadInput(
-            f"method: {type(rule).__name__}.update does not declare what it sends; annotate it as "
-            "-> tuple[STATE, UP], UP a NamedTuple"
-        )
-    return found
+
+def untrained_upload(rule: ClientRule, problem: Problem, down: Any, state: Tree) -> Tree:
+    """Return what a client sends that has trained no steps, for its structure."""
+    like = next((leaf for leaf in tree.leaves((down, state)) if leaf.is_floating_point()), torch.zeros(()))
+    state = tree.map(lambda leaf: leaf.to(like) if leaf.is_floating_point() else leaf.to(like.device), state)
+    upload: Any = rule.update(problem, for_returning(down), state, no_steps(problem, rule.phases, like))[1]
+    return upload._replace(loss=upload.loss.to(like))  # the mean of no losses has no type of its own
+
+
+_SENT_ONCE: dict[type[Any], tuple[str, ...]] = {}
+_OWN_FIELDS: dict[type[Any], tuple[str, ...]] = {}
 
 
 def sent_once(*fields: str) -> Callable[[type[T]], type[T]]:
     """Mark fields of a broadcast's type that only `init` needs: a client that has a state is not sent them again."""
-
-    def mark(message: type[T]) -> type[T]:
-        message.SENT_ONCE = fields  # type: ignore[attr-defined]
-        return message
-
-    return mark
+    return _marking(_SENT_ONCE, fields)
 
 
 def for_returning(message: T) -> T:
     """Return a broadcast without what is sent only once."""
-    once = getattr(type(message), "SENT_ONCE", ())
+    once = _SENT_ONCE.get(type(message))
     return message._replace(**{name: {} for name in once}) if once else message  # type: ignore[attr-defined]
 
 
 def own_fields(*fields: str) -> Callable[[type[T]], type[T]]:
     """Mark fields of a server state's type that are a server's own: they are not mixed with those of other servers."""
+    return _marking(_OWN_FIELDS, fields)
 
-    def mark(state: type[T]) -> type[T]:
-        state.OWN_FIELDS = fields  # type: ignore[attr-defined]
-        return state
+
+def fields_of_its_own(state: type[Any]) -> tuple[str, ...]:
+    """Return the fields of a server state's type that are marked as a server's own."""
+    return _OWN_FIELDS.get(state, ())
+
+
+def _marking(marks: dict[type[Any], tuple[str, ...]], fields: tuple[str, ...]) -> Callable[[type[T]], type[T]]:
+    def mark(marked: type[T]) -> type[T]:
+        marks[marked] = fields
+        return marked
 
     return mark
 

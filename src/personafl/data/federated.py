@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core.augment import UNCHANGED, Augment
+from personafl.core.shape import DataShape, TaskName
 from personafl.core.split import listed
 from personafl.data.config import Moments
-from personafl.data.shape import DataShape, TaskName
 from personafl.data.window import Window, copied
 from personafl.errors import BadInput, did_you_mean
 

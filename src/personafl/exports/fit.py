@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from personafl.core import rng, wire
-from personafl.core.algorithm import Problem, packed
+from personafl.core.algorithm import Algorithm, Problem, packed
 from personafl.core.net import Net
 from personafl.core.wire import Quantized
 from personafl.errors import BadInput
@@ -28,6 +28,7 @@ from personafl.recipe.method import MethodSection
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import apply_overrides
 from personafl.runs.build import prepare
+from personafl.runs.profiles import methods_that
 from personafl.simulate.federation import Federation
 
 BITS: tuple[int | None, ...] = (None, 8, 4, 3, 2, 1)  # None: full precision
@@ -109,7 +110,8 @@ def fit(
     """Return the networks that could be a client's own, and the largest that is within the limits.
 
     Without `models` these are all named ones that suit the data, and the recipe's. Models are packed and trained as the
-    recipe's method does, if it takes networks of the clients' own and bits, else as its comparison runs quped.
+    recipe's method does, if it takes networks of the clients' own and bits, else as its comparison runs the first of
+    ours that does (quped).
     """
     recipe = _with_bits(recipe)
     federation = prepare(recipe).federation
@@ -210,8 +212,8 @@ def parse_bits(text: str) -> list[int | None]:
 def _with_bits(recipe: Recipe) -> Recipe:
     """Return the recipe of a method that takes networks and bits, which come from the candidates alone."""
     algorithm = recipe.algorithm()
-    if not (algorithm.own_networks and algorithm.uses_bits):
-        recipe = recipe.for_method("quped", recipe.seed)
+    if not _takes_both(algorithm):
+        recipe = recipe.for_method(methods_that(_takes_both)[0], recipe.seed)
     options = {key: value for key, value in recipe.method.options.items() if key != "bits"}
     return recipe.model_copy(
         update={
@@ -221,6 +223,10 @@ def _with_bits(recipe: Recipe) -> Recipe:
             "engine": recipe.engine.model_copy(update={"device": "cpu"}),
         }
     )
+
+
+def _takes_both(algorithm: Algorithm) -> bool:
+    return algorithm.own_networks and algorithm.uses_bits
 
 
 def _networks(
@@ -242,7 +248,7 @@ def _networks(
 def _quantized(federation: Federation, problem: Problem) -> frozenset[str]:
     """Return the weights that the method quantizes, by its own word."""
     rule, start = federation.algorithm, federation.start or {}
-    down = rule.server.broadcast(rule.server.init(problem, start, federation.roster.population))
+    down = rule.client.expects(problem, start)
     state = rule.client.init(problem, down, rng.generator(federation.seed, "fit"))
     parts = packed(rule.client, problem, down, state)["personal"]
     return frozenset(name for part in parts for name, leaf in part.items() if isinstance(leaf, Quantized))

@@ -61,7 +61,7 @@ def training_memory(job: Job) -> Memory:
 def round_memory(fed: Federation, problem: Problem, client: int) -> int:
     """Measure two steps of a client with a problem; with data and networks on "meta" nothing is computed for it."""
     rule, start, data = fed.algorithm, _start(fed), _two_steps(fed, client)
-    down = rule.server.broadcast(rule.server.init(problem, start, fed.roster.population))
+    down = rule.client.expects(problem, start)
     state = rule.client.init(problem, down, rng.generator(fed.seed, "memory"))
     measured = _peak(lambda: rule.client.update(problem, for_returning(down), state, data))
     return measured + _size(start)  # what was received is there before

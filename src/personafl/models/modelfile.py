@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from personafl.core import wire
 from personafl.core.net import Net
+from personafl.core.shape import DataShape
 from personafl.core.split import listed
 from personafl.core.tree import Params
 from personafl.data.config import Moments
 from personafl.data.federated import FederatedData, blank
 from personafl.data.inputs import normalized
-from personafl.data.shape import DataShape
 from personafl.errors import BadInput
 from personafl.models import MODELS, make_net_and_split
 from personafl.models.factored import factorize

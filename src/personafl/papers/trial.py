@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from personafl.core.net import Net
+from personafl.core.shape import DataShape
 from personafl.core.split import Split
 from personafl.data.build import federate
 from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData, blank
 from personafl.data.inputs import as_seen
-from personafl.data.shape import DataShape
 from personafl.data.sources import Dataset as Samples
 from personafl.data.sources import TextOptions, load_dataset
 from personafl.errors import BadInput

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from personafl.data.shape import DataShape
+from personafl.core.shape import DataShape
 from personafl.options import Positive
 
 Seconds = Annotated[float, Field(gt=0)]

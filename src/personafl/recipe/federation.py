@@ -44,7 +44,7 @@ class FederationSection(Strict):
 
     def check_offline(self, algorithm: Algorithm) -> None:
         """Fail if clients are to train without contact under a method that does not say how."""
-        if self.offline and getattr(algorithm.client, "offline", None) is None:
+        if self.offline and algorithm.client.offline is None:
             raise BadInput(
                 f"federation.offline: {algorithm.name}'s clients train only in contact; remove it (given: "
                 f"{self.offline}), or in a comparison leave it to others: compare.variants.NAME.federation.offline"

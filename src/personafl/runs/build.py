@@ -66,7 +66,7 @@ def prepare(
         buffer=buffer,
         workers=recipe.engine.workers if device.type == "cpu" else 1,
     )
-    algorithm.server.init(who.problems[0], start, federation.roster.population)  # one that needs a split says so here
+    federation.first_message()  # a method that needs a split says so here
     return Job(recipe, federation, objects)
 
 

@@ -21,7 +21,7 @@ def observe(side: ClientSide, clients: Clients) -> Iterator[dict[str, Any]]:
     `density` is the share of the entries of a client's own part that are not 0, `centers` are those of each quantized
     weight, `parameters` and `bytes` are those of the whole personal model.
     """
-    if not hasattr(side.learners.rule, "packed"):
+    if side.learners.rule.packed is None:
         return
     known = np.array([client for client in map(int, clients) if side.has_model(client)], dtype=np.int64)
     kinds = side.learners.problem_of[known]

@@ -39,7 +39,7 @@ def make_problems(
     net, split = _shared(recipe, algorithm, data, model, make)
     task = TASKS[data.task]
     edits = None if task.edits is None else functools.partial(task.edits, space=data.label_number(SPACE_NAME))
-    shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct, edits=edits)
+    shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct, edits=edits, data=data.shape)
     if not recipe.devices:
         return (shared,)
     made = []

@@ -3,7 +3,7 @@
 All draws come from (seed, client), so every method of a comparison sees the same devices, and a run repeats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,14 @@ def check_method(devices: Sequence[DeviceSection], algorithm: Algorithm) -> None
     for index, device in enumerate(devices):
         if device.model is not None and not algorithm.own_networks:
             what = "trains the shared network on every client"
-            raise BadInput(_refusal(algorithm, what, f"devices[{index}].model", "own_networks"))
+            raise BadInput(_refusal(algorithm, what, f"devices[{index}].model", lambda able: able.own_networks))
         if device.bits is not None and not algorithm.uses_bits:
             what = "keeps every weight in full precision"
-            raise BadInput(_refusal(algorithm, what, f"devices[{index}].bits", "uses_bits"))
+            raise BadInput(_refusal(algorithm, what, f"devices[{index}].bits", lambda able: able.uses_bits))
         if device.penalty is not None and algorithm.most_penalty is None:
             what = "has no penalty that differs by device"
-            raise BadInput(_refusal(algorithm, what, f"devices[{index}].penalty", "most_penalty"))
+            refusal = _refusal(algorithm, what, f"devices[{index}].penalty", lambda able: able.most_penalty is not None)
+            raise BadInput(refusal)
         if device.penalty is not None and device.penalty > (algorithm.most_penalty or 0.0):
             raise BadInput(
                 f"devices[{index}].penalty: {device.penalty:g} is above {algorithm.most_penalty:g}, the most that "
@@ -38,8 +39,13 @@ def check_method(devices: Sequence[DeviceSection], algorithm: Algorithm) -> None
             )
 
 
-def _refusal(algorithm: Algorithm, what: str, key: str, ability: str) -> str:
-    able = [name for name, method in METHODS.items() if getattr(method.build(Training()), ability)]
+def methods_that(can: Callable[[Algorithm], bool]) -> list[str]:
+    """Return the names of the methods that can do something."""
+    return [name for name, method in METHODS.items() if can(method.build(Training()))]
+
+
+def _refusal(algorithm: Algorithm, what: str, key: str, can: Callable[[Algorithm], bool]) -> str:
+    able = methods_that(can)
     instead = f", use a method that can ({', '.join(able)})" if able else ""
     return (
         f"devices: {algorithm.name} {what} and has no use for {key}; remove it{instead}, "

@@ -12,14 +12,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core import tree
-from personafl.core.algorithm import ClientRule, Problem
-from personafl.core.batches import Data
+from personafl.core.algorithm import ClientRule, Problem, no_steps
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Ragged
 from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import Scores, try_personal, try_shared
 from personafl.simulate.clientside import ClientSide
-from personafl.simulate.engine import gather
 from personafl.storage.store import Store
 
 Clients = NDArray[np.int64]
@@ -110,8 +108,7 @@ def _candidates(
 
 def _can_choose(problem: Problem, rule: ClientRule) -> bool:
     """Say whether a client's device takes the global model, and blends with it, which have all their bits."""
-    quantized = problem.bits is not None or getattr(rule, "bits", None) is not None
-    return problem.personal_net is problem.net and not quantized
+    return problem.personal_net is problem.net and rule.bits_of(problem) is None
 
 
 def _alike(side: ClientSide, tuned: Store | None, clients: Clients) -> Iterator[Clients]:
@@ -153,12 +150,7 @@ def tuned_states(side: ClientSide, tuned: Store, which: int, down: Tree, clients
 def _tuned_shape(side: ClientSide, which: int, down: Tree) -> Tree:
     """Return a fine-tuned state, for its structure: what no steps of fine-tuning make of a fresh one."""
     who, rule = side.learners, side.learners.rule
-    stacked = gather(who.data, who.data.seen[:1], rule.tuning, who.seed, 0)
-    none = {
-        name: batches._replace(rows=batches.rows[0, :0], real=batches.real[0, :0], key=batches.key[0, :0])
-        for name, batches in stacked.phases.items()
-    }
-    data = Data(none, stacked.examples[0], stacked.round)
+    data = no_steps(who.problems[which], rule.tuning, torch.zeros((), dtype=who.dtype, device=who.data.device))
     return rule.personalize(who.problems[which], down, side.shape(which, down), data)
 
 

@@ -27,7 +27,7 @@ class Size:
 
 def measure(side: ClientSide, tuned: Store | None, clients: Clients) -> dict[str, Size]:
     """Return the sizes of the models of clients; where a rule has no compact form, one client stands for its kind."""
-    alike = not hasattr(side.learners.rule, "packed")
+    alike = side.learners.rule.packed is None
     kinds = side.learners.problem_of[clients]
     found: dict[str, list[tuple[int, int, int]]] = {}
     for which in np.unique(kinds):

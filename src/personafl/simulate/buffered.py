@@ -25,8 +25,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.averaging import Averaging
-from personafl.algorithms.fedalt import PartialAveraging
 from personafl.cloud.clock import DeviceTimes
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Empty, Reduced, reduce
@@ -48,7 +46,7 @@ Clients = NDArray[np.int64]
 
 def make_buffer(section: BufferSection, data: FederatedData, algorithm: Algorithm, work: Steps, seed: int) -> Buffer:
     """Return the buffer that a recipe describes; `work` is what a client does in a round."""
-    if not isinstance(algorithm.server, Averaging | PartialAveraging):
+    if not algorithm.server.averages:
         raise BadInput(
             f"buffer: {algorithm.name}'s server does not only average changes of what it sent, so late and dropped "
             "uploads would spoil its state; remove [buffer], or choose a method such as fedavg, fedadam, ditto, fedalt"

@@ -92,7 +92,7 @@ def measure(federation: Federation, which: int, memory: int, clock: Clock = time
     who, problem, device = federation.learners, federation.problems[which], federation.data.device
     seen = federation.data.seen
     clients = seen[federation.problem_of[seen] == which][:_CLIENTS]
-    down, again = received(federation.serving().broadcast())
+    down, again = received(federation.first_message())
     generators = (rng.generator(who.seed, "init", client) for client in clients.tolist())
     fresh = [who.cast(who.rule.init(problem, down, generator)) for generator in generators]
     data = _first_steps(gather(who.data, clients, who.rule.phases, who.seed, 0))

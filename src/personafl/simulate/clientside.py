@@ -51,7 +51,8 @@ class ClientSide(ABC):
         """Train clients without contact; yield chunks of them with their new states."""
         who = self.learners
         for which, server, clients in self.groups(chosen):
-            offline: Any = who.rule.offline  # type: ignore[attr-defined]  # an optional method of rules
+            offline = who.rule.offline
+            assert offline is not None  # else the recipe was refused
             states, data = self.states(which, self.down(server), clients), self.trainer.drawn(clients, number)
             states = who.engines[which].train(_alone(offline, who.problems[which]), Empty(), states, data)
             self.check(f"round {number + 1}: offline training", clients, states)

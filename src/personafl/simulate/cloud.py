@@ -19,17 +19,17 @@ the clock again. What servers have not delivered when the last round ends is los
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from personafl.cloud.clock import Aggregation, Turn
 from personafl.cloud.topology import place
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, Reduced
+from personafl.core.algorithm import Algorithm, Reduced, fields_of_its_own
 from personafl.core.batches import Steps
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
@@ -50,7 +50,7 @@ Weights = NDArray[np.float64]
 
 def make_cloud(section: CloudSection, data: FederatedData, algorithm: Algorithm, work: Steps, seed: int) -> Cloud:
     """Return the cloud that a recipe describes; `work` is what a device does in a round."""
-    if section.iterations > 1 and not hasattr(algorithm.server, "again"):
+    if section.iterations > 1 and algorithm.server.again is None:
         raise BadInput(
             f"cloud.iterations: {algorithm.name}'s server cannot step again without uploads; remove it "
             f"(given: {section.iterations})"
@@ -161,15 +161,15 @@ class CloudSimulation(Simulation):
 
     def _update(self, servers: Sequence[int], uploads: Sequence[Reduced], mixing: Weights, number: int) -> None:
         """Mix the states of servers and let each take its uploads; K_z times, from the second on without uploads."""
-        rule: Any = self.federation.algorithm.server
+        again = self.federation.algorithm.server.again
         states = [self.servers[server].state for server in servers]
         for iteration in range(self._section.iterations):
             states = [mixed(states, row, place) for place, row in enumerate(mixing)]
             if iteration == 0:
                 steps = zip(servers, states, uploads, strict=True)
                 states = [self.servers[server].updated(state, own, number) for server, state, own in steps]
-            else:
-                states = [self.servers[0].checked(rule.again(state), number) for state in states]
+            elif again is not None:
+                states = [self.servers[0].checked(again(state), number) for state in states]
         for server, state in zip(servers, states, strict=True):
             self.servers[server].state = state
 
@@ -201,23 +201,19 @@ def mixed(states: Sequence[Tree], weights: Weights, place: int) -> Tree:
 
 def without_own(state: Tree) -> Tree:
     """Return what of a server's state is mixed, dense; its own fields, also those of states inside it, are empty."""
-    if wire.is_form(state) or not hasattr(type(state), "_fields"):
+    if wire.is_form(state) or not pytree.is_namedtuple_instance(state):
         return wire.dense(state)
-    kept = getattr(type(state), "OWN_FIELDS", ())
-    return type(state)(**{name: () if name in kept else without_own(getattr(state, name)) for name in state._fields})
+    kept = fields_of_its_own(type(state))
+    return type(state)(*(() if name in kept else without_own(part) for name, part in state._asdict().items()))
 
 
 def with_own(mean: Tree, own: Tree) -> Tree:
     """Return a mixed state with the server's own fields put back, also those of states inside it."""
-    if not hasattr(type(own), "_fields"):
+    if not pytree.is_namedtuple_instance(own):
         return mean
-    kept = getattr(type(own), "OWN_FIELDS", ())
-    return type(own)(
-        **{
-            name: getattr(own, name) if name in kept else with_own(getattr(mean, name), getattr(own, name))
-            for name in own._fields
-        }
-    )
+    kept = fields_of_its_own(type(own))
+    pairs = zip(own._fields, mean, own, strict=True)
+    return type(own)(*(part if name in kept else with_own(mixture, part) for name, mixture, part in pairs))
 
 
 def journal(directory: RunDirectory) -> Iterator[Aggregation]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from personafl.core import rng
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.tree import Params
+from personafl.core.tree import Params, Tree
 from personafl.data.federated import FederatedData
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.cohort import Sampling
@@ -51,9 +51,19 @@ class Federation:
     @functools.cached_property
     def roster(self) -> Roster:
         """What its server knows of them."""
-        return Roster(self.data.seen, self.data.train.sizes, self.problem_of, self.problems, self.weights)
+        sizes, rule = self.data.train.sizes, self.algorithm.server
+        return Roster(self.data.seen, sizes, self.problem_of, self.problems, self.weights, rule)
 
     def serving(self, roster: Roster | None = None) -> ServerSide:
         """Return a server before its first round; of other clients, if they are given."""
-        start = self.start or self.problems[0].net.init(rng.generator(self.seed, "start"))
-        return ServerSide(self.algorithm.server, self.learners.cast(start), roster or self.roster)
+        return ServerSide(self.first_model, roster or self.roster)
+
+    @property
+    def first_model(self) -> Params:
+        """The shared model before the first round."""
+        start: Params = self.learners.cast(self.start or self.problems[0].net.init(rng.generator(self.seed, "start")))
+        return start
+
+    def first_message(self) -> Tree:
+        """Return what a newcomer is sent before the first round, for its structure; nobody needs a server for that."""
+        return self.algorithm.client.expects(self.problems[0], self.first_model)

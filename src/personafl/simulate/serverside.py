@@ -32,6 +32,7 @@ class Roster:
     problem_of: Clients  # [clients] which problem each one solves
     problems: tuple[Problem, ...]
     weights: Weights
+    rule: ServerRule
 
     def of(self, clients: Clients) -> Roster:
         """Return it with others who may take part."""
@@ -43,19 +44,19 @@ class Roster:
         return float(self.weights_of(self.seen).sum())
 
     def weights_of(self, clients: Clients) -> NDArray[Any]:
-        """Return how much each client weighs: n_i or 1, times γ_i where devices have penalties of their own."""
+        """Return how much each client weighs: n_i or 1, and what the method makes of that."""
         weights = self.samples[clients] if self.weights == "examples" else np.ones_like(clients)
-        own = [problem.penalty for problem in self.problems]
-        return weights if None in own else weights * np.array(own, dtype=np.float64)[self.problem_of[clients]]
+        own = np.stack([self.rule.weigh(problem, weights) for problem in self.problems])  # [problems, clients]
+        return own[self.problem_of[clients], np.arange(len(clients))]
 
 
 class ServerSide:
     """A server: its state, and the clients it has."""
 
-    def __init__(self, rule: ServerRule, start: Params, roster: Roster) -> None:
-        self.rule, self.roster = rule, roster
+    def __init__(self, start: Params, roster: Roster) -> None:
+        self.rule, self.roster = roster.rule, roster
         self._device = next(iter(start.values())).device
-        self.state = _plain(rule.init(roster.problems[0], start, roster.population))
+        self.state = _plain(self.rule.init(roster.problems[0], start, roster.population))
 
     def decoded(self, data: bytes, like: Tree) -> Tree:
         """Return what a checkpoint kept, where states are computed with."""

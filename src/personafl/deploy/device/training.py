@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, for_returning, upload_type
+from personafl.core.algorithm import Algorithm, for_returning
 from personafl.core.tree import Tree
 from personafl.data.inputs import as_seen
 from personafl.deploy.device.datafile import OwnData
@@ -41,9 +41,8 @@ class LocalClient:
         self.method, self.network = algorithm.name, shared_network(recipe, algorithm, learners.data)
         self.side = DeviceSide(learners, state)
         start = learners.cast(learners.problems[0].net.init(rng.generator("shape")))
-        server = algorithm.server
-        self._example = wire.dense(server.broadcast(server.init(learners.problems[0], start, 1.0)))
-        self._declared = upload_type(learners.rule)
+        self._example = learners.rule.expects(learners.problems[0], start)
+        self._declared = learners.rule.uploads
         self.side.shape(int(learners.problem_of[number]), self._example)  # later messages may lack what it needs
         self.samples = int(learners.data.train.sizes[number])
 

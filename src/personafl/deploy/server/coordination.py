@@ -178,7 +178,8 @@ class Coordination(Journaled):
     def _begin(self) -> None:
         """Make the models; a server weighs as much as its devices that are there now."""
         weights = np.array([self.weights[server] for server in range(self.cloud.servers)], dtype=np.int64)
-        roster = Roster(np.arange(len(weights)), weights, np.zeros_like(weights), self._base.problems, "examples")
+        servers, base = np.arange(len(weights)), self._base.roster
+        roster = Roster(servers, weights, np.zeros_like(weights), base.problems, "examples", base.rule)
         self._server = self._base.serving(roster)
         state = self._server.state
         self._models = (state,) if self.cloud.shared else (without_own(state),) * self.cloud.servers

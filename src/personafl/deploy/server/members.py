@@ -1,11 +1,11 @@
 """The devices of a server: who may enrol as what, and what their server knows of them."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from personafl.core.algorithm import Problem
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Hello
@@ -45,11 +45,11 @@ def enrolling(recipe: Recipe, identity: Identity, hello: Hello, known: Member | 
     return Member(number, identity.name, hello.samples, profile)
 
 
-def roster_of(members: Mapping[int, Member], problems: tuple[Problem, ...], recipe: Recipe) -> Roster:
+def roster_of(members: Mapping[int, Member], base: Roster) -> Roster:
     """Return what a server knows of its devices: one number for each, however many samples it says it has."""
     clients = max(members, default=-1) + 1
     samples, kinds = np.zeros((2, clients), dtype=np.int64)
     for number, member in members.items():
         samples[number], kinds[number] = member.samples, member.profile
     staying = np.array(sorted(number for number, member in members.items() if not member.left), dtype=np.int64)
-    return Roster(staying, samples, kinds, problems, recipe.federation.weights)
+    return dataclasses.replace(base, seen=staying, samples=samples, problem_of=kinds)

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from personafl.algorithms.uplink import untrained_upload
-from personafl.core import rng, wire
-from personafl.core.algorithm import Problem
+from personafl.core import rng
+from personafl.core.algorithm import Problem, untrained_upload
 from personafl.core.tree import Tree
 from personafl.data.federated import blank
 from personafl.errors import BadInput
@@ -60,5 +59,6 @@ def open_federation(recipe: Recipe) -> Federation:
 
 def upload_like(fed: Federation, problem: Problem) -> Tree:
     """Return what a client that has trained no steps sends, for its structure."""
-    down, rule = wire.dense(fed.serving().broadcast()), fed.algorithm.client
-    return fed.learners.cast(untrained_upload(rule, problem, down, rule.init(problem, down, rng.generator("shape"))))
+    down, rule = fed.first_message(), fed.algorithm.client
+    state = fed.learners.cast(rule.init(problem, down, rng.generator("shape")))
+    return untrained_upload(rule, problem, down, state)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Reduced, for_returning, upload_type
+from personafl.core.algorithm import Reduced, for_returning
 from personafl.core.tree import Tree
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
@@ -48,7 +48,7 @@ class Rounds(Journaled):
         self._latest: dict[int, tuple[int, str]] = {}  # number -> round and digest of the update that was last accepted
         self._side: ServerSide | None = None
         self._base = open_federation(recipe)
-        self._declared = upload_type(self._base.algorithm.client)
+        self._declared = self._base.algorithm.client.uploads
         self._likes = [upload_like(self._base, problem) for problem in self._base.problems]  # by profile
         self.payload_bytes = max(map(most_bytes, self._likes))  # of an update, at most
         self._final: bytes | None = None
@@ -281,7 +281,7 @@ class Rounds(Journaled):
     # Who is there
 
     def _roster(self) -> Roster:
-        return roster_of(self.members, self._base.problems, self.recipe)
+        return roster_of(self.members, self._base.roster)
 
     def _serving(self, server: bytes | None = None) -> ServerSide:
         side = self._base.serving(self._roster())

@@ -1,0 +1,217 @@
+"""What an algorithm is tried on: five clients of unequal size with real digits, a small network, float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from personafl.core import rng, tree, wire
+from personafl.core.algorithm import (
+    Algorithm,
+    Problem,
+    Reduced,
+    ServerRule,
+    for_returning,
+)
+from personafl.core.batches import Batches, Data
+from personafl.core.losses import cross_entropy
+from personafl.core.net import Net
+from personafl.core.split import Split
+from personafl.core.tree import Params, Tree
+from personafl.data.federated import FederatedData, Ragged, make_federated
+from personafl.simulate.engine import Engine, Strategy, gather
+from personafl.simulate.federation import Federation
+from personafl.simulate.simulator import Simulation
+from personafl.storage.store import Store
+
+SIZES = (3, 11, 6, 14, 1)  # training samples per client
+TOLERANCE = 1e-10
+
+
+class Trained(NamedTuple):
+    """One client's first round: what it was given, and what it made of that."""
+
+    given: tuple[Tree, Tree, Data]  # down, state, data
+    before: tuple[Tree, Tree, Data]  # the same, copied before training
+    state: Tree
+    upload: Tree
+
+
+class Outcome(NamedTuple):
+    """Two rounds of everyone."""
+
+    start: tuple[Tree, Tree]  # the server's state before the first, and a copy made then
+    heard: Reduced  # what the server was sent in the first
+    end: dict[str, Tensor]  # all states, by name
+    server: Tree  # its state at the end
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm and what it is tried on."""
+
+    algorithm: Algorithm
+    problem: Problem
+    data: FederatedData
+
+    def federation(self, strategy: Strategy = "stacked", chunk: int = 8) -> Federation:
+        """Return a federation of all clients, every one in every round."""
+        return Federation(
+            algorithm=self.algorithm,
+            data=self.data,
+            problems=(self.problem,),
+            problem_of=np.zeros(self.data.clients, dtype=np.int64),
+            engines=(Engine(strategy, chunk),),
+            seed=1,
+            cohort=self.data.clients,
+            sampling="exact",
+            weights="examples",
+            dtype=torch.float64,
+        )
+
+    @contextmanager
+    def simulation(self, strategy: Strategy = "stacked", chunk: int = 8) -> Iterator[Simulation]:
+        """Return a simulation that has not started."""
+        with tempfile.TemporaryDirectory() as folder:
+            yield Simulation(self.federation(strategy, chunk), Store(Path(folder) / "states", 2**30))
+
+    def one_client(self, client: int = 1) -> tuple[Tree, Tree, Data]:
+        """Return (down, state, data) of one client's first round."""
+        down = wire.dense(self.algorithm.server.broadcast(self._server))
+        state = _double(self.algorithm.client.init(self.problem, down, rng.generator(1, "init", client)))
+        return down, state, self.drawn(client, self.algorithm.client.phases)
+
+    def drawn(self, client: int, phases: Any) -> Data:
+        """Return a client's batches of its first round."""
+        return _first(gather(self.data, np.array([client]), phases, 1, 0))
+
+    def update(self, down: Tree, state: Tree, data: Data) -> tuple[Tree, Tree]:
+        """Run the client rule, with what a client that has a state is sent."""
+        return self.algorithm.client.update(self.problem, for_returning(down), state, data)
+
+    @functools.cached_property
+    def start(self) -> Params:
+        """The shared model before the first round."""
+        params: Params = _double(self.problem.net.init(rng.generator(1, "start")))
+        return params
+
+    @functools.cached_property
+    def _server(self) -> Tree:
+        return self.algorithm.server.init(self.problem, self.start, float(sum(SIZES)))
+
+    @functools.cached_property
+    def trained(self) -> list[Trained]:
+        """Every client's first round, one by one."""
+        rounds = []
+        for client in range(len(SIZES)):
+            given = self.one_client(client)
+            before = tree.map(torch.clone, given)
+            rounds.append(Trained(given, before, *self.update(*given)))
+        return rounds
+
+    @functools.cached_property
+    def outcomes(self) -> dict[tuple[str, int], Outcome]:
+        """Two rounds by strategy and chunk."""
+        found = {}
+        for strategy, chunk in (("stacked", 8), ("stacked", 2), ("sequential", 2)):
+            listening = _Listening(self.algorithm.server)
+            case = dataclasses.replace(self, algorithm=dataclasses.replace(self.algorithm, server=listening))
+            with case.simulation(strategy, chunk) as simulation:  # type: ignore[arg-type]
+                start = simulation.server, tree.map(torch.clone, simulation.server)
+                for number in range(2):
+                    simulation.step(number)
+                end = everything(simulation)
+                found[strategy, chunk] = Outcome(start, listening.heard[0], end, simulation.server)
+        return found
+
+
+class _Listening(ServerRule):
+    """A server rule that keeps what it is sent."""
+
+    def __init__(self, rule: ServerRule) -> None:
+        self._rule, self.heard = rule, list[Reduced]()
+
+    def init(self, problem: Problem, start: Params, population: float) -> Tree:
+        return self._rule.init(problem, start, population)
+
+    def broadcast(self, state: Any) -> Tree:
+        return self._rule.broadcast(state)
+
+    def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
+        self.heard.append(uploads)
+        return self._rule.update(state, uploads, round_)
+
+
+def make_case(algorithm: Algorithm, problem: Problem | None = None) -> Case:
+    """Return the standard case; a problem of one's own must take inputs [1, 8, 8] and give 10 scores."""
+    digits = load_digits()
+    x = torch.from_numpy(digits.images[: sum(SIZES) + len(SIZES)]).unsqueeze(1) / 16
+    y = torch.from_numpy(digits.target[: len(x)]).long()
+    train = Ragged.from_lists(np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
+    test = Ragged.from_lists([[sum(SIZES) + client] for client in range(len(SIZES))])
+    data = make_federated(
+        name="laws",
+        x=x,
+        y=y,
+        classes=10,
+        train=train,
+        validation=Ragged.empty(len(SIZES)),
+        test=test,
+        seen=np.arange(len(SIZES)),
+        unseen=np.zeros(0, dtype=np.int64),
+        client_names=tuple(str(client) for client in range(len(SIZES))),
+        label_names=tuple("0123456789"),
+    )
+    if problem is None:
+        net = Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 10)))
+        problem = Problem(net.to(torch.device("cpu"), torch.float64), cross_entropy, split=Split(("4.*",)))
+    return Case(algorithm, dataclasses.replace(problem, data=data.shape), data)
+
+
+def everything(simulation: Simulation) -> dict[str, Tensor]:
+    """Return the server's state and all clients', by name."""
+    found = {f"server/{path}": leaf for path, leaf in tree.flatten(simulation.server).items()}
+    for client in range(simulation.federation.data.clients):
+        if client in simulation.store:
+            found |= {f"{client}/{path}": leaf for path, leaf in simulation.store.get(client).items()}
+    return found
+
+
+def close(a: Tree, b: Tree, tolerance: float) -> None:
+    """Fail unless two trees have the same entries, of the same types, as near to each other as that."""
+    first, second = tree.flatten(a), tree.flatten(b)
+    assert first.keys() == second.keys(), f"different entries: {sorted(first.keys() ^ second.keys())}"
+    for path, leaf in first.items():
+        assert leaf.dtype == second[path].dtype, f"{path}: {leaf.dtype} and {second[path].dtype}"
+        gap = (leaf.double() - second[path].double()).abs().max().item() if leaf.numel() else 0.0
+        assert gap <= tolerance, f"{path} differs by {gap:.3g}"
+
+
+def _double(values: Any) -> Any:
+    return tree.map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, values)
+
+
+def _first(stacked: Data) -> Data:
+    phases = {name: Batches(b.pool_x, b.pool_y, b.rows[0], b.real[0], b.key[0]) for name, b in stacked.phases.items()}
+    return Data(phases, stacked.examples[0], stacked.round)
+
+
+def padded(batches: Batches) -> Batches:
+    """Add two samples to every step and two steps, none of them real; their rows are other clients' data."""
+    steps, width = batches.rows.shape
+    rows = torch.full((steps + 2, width + 2), len(batches.pool_x) - 1)
+    real = torch.zeros((steps + 2, width + 2), dtype=torch.bool)
+    rows[:steps, :width], real[:steps, :width] = batches.rows, batches.real
+    key = torch.cat([batches.key, batches.key[:2].repeat(2)[:2]])
+    return batches._replace(rows=rows, real=real, key=key)

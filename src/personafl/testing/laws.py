@@ -1,0 +1,276 @@
+"""The laws that every algorithm keeps, as a public suite: `check_algorithm(my_algorithm)`.
+
+They are the whole contract: what simulator, workers, buffer, cloud, uplink, deployment, checkpoints, scores and exports
+demand of a rule. Each law is a function of a `Case`: five clients of unequal size with real digits, a small network,
+float64. Laws share what was trained for a case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from personafl.algorithms.uplink import TopEntries, compressed
+from personafl.core import tree, wire
+from personafl.core.algorithm import (
+    Algorithm,
+    Problem,
+    no_steps,
+    packed,
+    reduce,
+    untrained_upload,
+)
+from personafl.core.tree import Tree
+from personafl.errors import BadInput
+from personafl.simulate.cloud import mixed
+from personafl.simulate.simulator import Simulation
+from personafl.storage.store import Store
+from personafl.testing.case import SIZES, TOLERANCE, Case, close, everything, make_case, padded
+
+
+def check_algorithm(algorithm: Algorithm, problem: Problem | None = None) -> None:
+    """Raise AssertionError, naming the law, if the algorithm breaks one."""
+    case = make_case(algorithm, problem)
+    for name, law in LAWS.items():
+        try:
+            law(case)
+        except AssertionError as error:
+            raise AssertionError(f"{algorithm.name} breaks the law {name!r}: {error}") from error
+
+
+def messages_are_declared(case: Case) -> None:
+    """A server sends what its clients expect, and `update` declares the NamedTuple that a client sends, with a loss."""
+    rule = case.algorithm.client
+    try:
+        expected, uploads = rule.expects(case.problem, case.start), rule.uploads
+    except BadInput as error:
+        raise AssertionError(str(error)) from error
+    down, upload = case.trained[1].given[0], case.trained[1].upload
+    _alike("the first broadcast", wire.dense(expected), "what the client expects", down)
+    assert type(upload) is uploads, f"the upload is a {type(upload).__name__}, and {uploads.__name__} is declared"
+    assert "loss" in uploads._fields, f"{uploads.__name__} has no loss"
+    assert upload.loss.shape == (), f"the loss has shape {list(upload.loss.shape)}, and is one number"
+
+
+def structure_is_known_before_training(case: Case) -> None:
+    """No steps and many give states and uploads of one structure: stores, uplink and deployment rely on it."""
+    rule, trained = case.algorithm.client, case.trained[1]
+    down, state, _ = trained.given
+    _alike("a state after training", trained.state, "the first state", state)
+    untrained = untrained_upload(rule, case.problem, down, state)
+    _alike("an upload without any step", untrained, "the upload", trained.upload)
+    if rule.tuning:
+        none = no_steps(case.problem, rule.tuning, torch.zeros(()).double())
+        idle = rule.personalize(case.problem, down, state, none)
+        _alike("a state that no step tuned", idle, "a tuned state", _tuned(case))
+    if rule.offline is not None:
+        alone = rule.offline(case.problem, trained.state, case.drawn(1, rule.phases))
+        _alike("a state after training alone", alone, "the first state", state)
+
+
+def stacked_equals_one_by_one(case: Case) -> None:
+    """Two rounds give the same whether clients run stacked or one by one, all at once or in small chunks."""
+    first, *others = case.outcomes.values()
+    for other in others:
+        close(first.end, other.end, TOLERANCE)
+
+
+def shipped_equals_simulated(case: Case) -> None:
+    """Messages and state survive the wire to the bit, and so does what is computed from them."""
+    (down, state, data), here = case.trained[1].given, case.trained[1]
+    received = wire.dense(wire.decode(wire.encode(down), down))
+    kept = wire.decode(wire.encode(state), state)
+    there = case.update(received, kept, data)
+    close((here.state, here.upload), there, 0.0)
+    close(here.upload, wire.decode(wire.encode(there[1]), wire.dense(here.upload)), 0.0)
+    assert wire.size(here.upload) == len(wire.encode(here.upload)), "the size of an upload is not what is sent"
+
+
+def order_does_not_matter(case: Case) -> None:
+    """The server steps to the same state in whatever order uploads arrive and are joined."""
+    uploads, weights = _uploads(case), torch.tensor(SIZES, dtype=torch.float64)
+    whole = reduce(tree.stack(uploads), weights)
+    parts = [reduce(tree.stack([upload]), weights[[i]]) for i, upload in enumerate(uploads)]
+    joined = parts[3].plus(parts[0]).plus(parts[4].plus(parts[2])).plus(parts[1])
+    step, server = case.algorithm.server.update, case.outcomes["stacked", 8].start[0]
+    close(step(server, whole, 0), step(server, joined, 0), TOLERANCE)
+
+
+def a_mean_is_of_what_was_sent(case: Case) -> None:
+    """What a server averages is Σ n_i·up_i / Σ n_i, field by field: real numbers as precise as they are sent."""
+    sent = [tree.flatten(upload) for upload in _uploads(case)]
+    weights = torch.from_numpy(case.federation().roster.weights_of(np.arange(len(SIZES)))).double()
+    for key in (("stacked", 8), ("sequential", 2)):
+        for path, mean in tree.flatten(case.outcomes[key].heard.mean()).items():
+            first, rows = sent[0][path], torch.stack([one[path].double() for one in sent])
+            wanted = first.dtype if first.is_floating_point() else torch.float64
+            assert mean.dtype == wanted, f"the mean of {path} is {mean.dtype}, and was sent as {first.dtype}"
+            expected = torch.tensordot(weights, rows, dims=1) / weights.sum()
+            gap = (mean.double() - expected).abs().max().item() if mean.numel() else 0.0
+            allowed = TOLERANCE + 8 * torch.finfo(wanted).eps * rows.abs().max().item() if mean.numel() else 0.0
+            assert gap <= allowed, f"the mean of {path} differs by {gap:.3g}"
+
+
+def padding_is_inert(case: Case) -> None:
+    """Steps and samples that are only padding change nothing."""
+    (down, state, data), trained = case.trained[1].given, case.trained[1]
+    more = data._replace(phases={name: padded(batches) for name, batches in data.phases.items()})
+    close((trained.state, trained.upload), case.update(down, state, more), TOLERANCE)
+
+
+def arguments_are_not_changed(case: Case) -> None:
+    """No rule writes into what it is given, and the same arguments give the same bits."""
+    for trained in case.trained:
+        close(trained.before, trained.given, 0.0)
+    first = case.trained[1]
+    close((first.state, first.upload), case.update(*first.given), 0.0)
+    for outcome in case.outcomes.values():
+        close(*outcome.start, 0.0)
+
+
+def state_survives_a_checkpoint(case: Case) -> None:
+    """Two rounds in one go equal one round, a save and a load, and another round, to the bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "states", 2**30)
+        before = Simulation(case.federation(), store)
+        before.step(0)
+        server, index = wire.encode(before.server), store.flush()
+        after = Simulation(case.federation(), Store(Path(folder) / "states", 2**30, index), server)
+        after.step(1)
+        close(case.outcomes["stacked", 8].end, everything(after), 0.0)
+
+
+def only_declared_fields_leave(case: Case) -> None:
+    """An upload is of tensors, and none of them is part of the state that stays on the device."""
+    _, _, state, upload = case.trained[1]
+    assert all(isinstance(leaf, Tensor) for leaf in tree.leaves(upload)), "the upload has something that is no tensor"
+    for path, leaf in tree.flatten(upload).items():
+        if path.split("/")[0] in case.algorithm.client.uploads_of_state:
+            continue
+        for own, kept in tree.flatten(state).items():
+            same = leaf.shape == kept.shape and leaf.numel() > 1 and torch.equal(leaf, kept)
+            assert not same, f"{path} of the upload is {own} of the client's state"
+
+
+def uploads_can_be_compressed(case: Case) -> None:
+    """Of an upload in a compact form, what is sent and what is left are the whole."""
+    codec = TopEntries(keep=0.25)
+    small = dataclasses.replace(case, algorithm=compressed(case.algorithm, codec))
+    (down, state, data), upload = small.one_client(), tree.flatten(wire.dense(case.trained[1].upload))
+    kept, sent = small.update(down, state, data)
+    found = tree.flatten(wire.dense(sent))
+    close(upload, found | {path: found[path] + left for path, left in kept.error.items()}, TOLERANCE)
+
+
+def a_server_may_be_one_of_several(case: Case) -> None:
+    """A state can be mixed with those of other servers, and stepped then; one that steps again keeps its structure."""
+    rule, first = case.algorithm.server, case.outcomes["stacked", 8]
+    states = [first.server, rule.init(case.problem, case.start, 7.0)]
+    mean = mixed(states, np.array([0.5, 0.5]), 0)
+    _alike("a mixed state", mean, "a server's state", first.server)
+    _alike("the state after it was mixed", rule.update(mean, first.heard, 2), "a server's state", first.server)
+    rule.broadcast(mean)
+    if rule.again is not None:
+        _alike("the state after another step", rule.again(mean), "a server's state", first.server)
+
+
+def who_averages_needs_the_mean_alone(case: Case) -> None:
+    """A server that declares that it averages steps by the mean of changes, whatever their weight and number.
+
+    So a buffer may discount late ones. Where nothing changed, nothing moves.
+    """
+    rule, (start, _), heard = case.algorithm.server, *case.outcomes["stacked", 8][:2]
+    if not rule.averages:
+        return
+    twice = heard._replace(total=tree.scale(heard.total, 2), weight=2 * heard.weight, clients=9)
+    close(rule.update(start, heard, 0), rule.update(start, twice, 0), TOLERANCE)
+    none = heard._replace(total=tree.scale(heard.total, 0))
+    before, after = (wire.dense(rule.broadcast(state)) for state in (start, rule.update(start, none, 0)))
+    close(before, after, TOLERANCE)
+
+
+def models_fit_their_networks(case: Case) -> None:
+    """Models are global or personal, fit their networks, are there from the first state on, stack, and are what is
+    packed; a client that was fine-tuned has one of its own.
+    """
+    rule, trained = case.algorithm.client, case.trained[1]
+    down, first, _ = trained.given
+    nets = {"global": case.problem.net, "personal": case.problem.personal_net}
+    models = rule.models(case.problem, down, trained.state)
+    assert models.keys() == rule.models(case.problem, down, first).keys(), "training makes or takes away a model"
+    assert models.keys() <= nets.keys(), f"unknown models {sorted(models)}"
+    states = [trained.state, *([_tuned(case)] if rule.tuning else [])]
+    assert "personal" in rule.models(case.problem, down, states[-1]) or not rule.tuning, (
+        "a tuned client has no personal model"
+    )
+    for state in states:
+        models = rule.models(case.problem, down, state)
+        for name, params in models.items():
+            shapes = {key: value.shape for key, value in params.items()}
+            assert shapes == nets[name].shapes, f"the {name} model does not fit its network"
+        for name, parts in packed(rule, case.problem, down, state).items():
+            whole = functools.reduce(tree.add, map(wire.dense, parts))
+            close(models[name], whole, TOLERANCE)
+        if tree.leaves(state) and "personal" in models:
+            stacked = vmap(lambda one: rule.models(case.problem, down, one)["personal"])(tree.stack([state, state]))
+            close(tree.stack([models["personal"]] * 2), stacked, TOLERANCE)
+
+
+def _tuned(case: Case) -> Tree:
+    """Return a fresh client's state after fine-tuning."""
+    rule, (down, state, _) = case.algorithm.client, case.trained[1].given
+    return rule.personalize(case.problem, down, state, case.drawn(1, rule.tuning))
+
+
+LAWS: dict[str, Callable[[Case], None]] = {
+    law.__name__: law
+    for law in (
+        messages_are_declared,
+        structure_is_known_before_training,
+        stacked_equals_one_by_one,
+        shipped_equals_simulated,
+        order_does_not_matter,
+        a_mean_is_of_what_was_sent,
+        padding_is_inert,
+        arguments_are_not_changed,
+        state_survives_a_checkpoint,
+        only_declared_fields_leave,
+        uploads_can_be_compressed,
+        a_server_may_be_one_of_several,
+        who_averages_needs_the_mean_alone,
+        models_fit_their_networks,
+    )
+}
+
+
+def _uploads(case: Case) -> list[Tree]:
+    return [wire.dense(trained.upload) for trained in case.trained]
+
+
+def _alike(what: str, one: Tree, other_what: str, other: Tree) -> None:
+    """Fail unless two trees have the same entries, of the same shapes, types and compact forms."""
+    assert type(one) is type(other), f"{what} is a {type(one).__name__}, {other_what} a {type(other).__name__}"
+    first, second = ({p: _said(leaf) for p, leaf in _entries(each)} for each in (one, other))
+    assert first.keys() == second.keys(), f"{what} and {other_what} differ in {sorted(first.keys() ^ second.keys())}"
+    for path, said in first.items():
+        assert said == second[path], f"{path} of {what} is {said}, of {other_what} {second[path]}"
+
+
+def _entries(values: Tree) -> list[tuple[str, Any]]:
+    found = pytree.tree_leaves_with_path(values, is_leaf=wire.is_form)
+    return [(tree.path_name(path), leaf) for path, leaf in found]
+
+
+def _said(leaf: Any) -> str:
+    parts = [f"{part.dtype} {list(part.shape)}" for part in tree.leaves(leaf)]
+    return f"{type(leaf).__name__} {', '.join(parts)}"

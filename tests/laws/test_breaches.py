@@ -1,0 +1,90 @@
+"""Whoever breaks a law is told which, before an executor stumbles over it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from personafl.algorithms.averaging import Averaging, Change, Model, Shared
+from personafl.algorithms.fedavg import FedAvgClient
+from personafl.algorithms.training import Training
+from personafl.core import tree
+from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced
+from personafl.core.batches import Data, Steps
+from personafl.testing import LAWS, make_case
+
+TRAINING = Training(work=Steps(steps=1, batch=2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(FedAvgClient):
+    """Does not say what it sends: a device would refuse to."""
+
+    def update(self, problem, down, state, data):  # type: ignore[no-untyped-def]
+        return super().update(problem, down, state, data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eager(FedAvgClient):
+    """Sends more once it has trained: an uplink and a server that ask first would not know."""
+
+    def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
+        state, sent = super().update(problem, down, state, data)
+        return state, sent._replace(change=sent.change if len(data.phases["local"].rows) else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growing(FedAvgClient):
+    """Its state grows by training: a store has one layout for all clients."""
+
+    def update(self, problem: Problem, down: Model, state: Any, data: Data) -> tuple[Model, Change]:  # type: ignore[override]
+        return down, super().update(problem, down, Empty(), data)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inexact(FedAvgClient):
+    """Packs another model than it uses."""
+
+    def packed(self, problem: Problem, message: Model, state: Empty) -> dict[str, Any]:
+        return {"global": (tree.scale(message.model, 2.0),)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Averaging):
+    """Declares that it averages, and looks at the weight of uploads."""
+
+    def update(self, state: Shared, uploads: Reduced, round_: int) -> Shared:
+        return super().update(state, uploads._replace(weight=uploads.weight**2), round_)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "law"),
+    [
+        (Silent, Averaging, "messages_are_declared"),
+        (Eager, Averaging, "structure_is_known_before_training"),
+        (Growing, Averaging, "structure_is_known_before_training"),
+        (Inexact, Averaging, "models_fit_their_networks"),
+        (FedAvgClient, Counting, "who_averages_needs_the_mean_alone"),
+    ],
+)
+def test_breach(client: type[FedAvgClient], server: type[Averaging], law: str) -> None:
+    case = make_case(Algorithm("broken", client(training=TRAINING), server()))
+    with pytest.raises(AssertionError):
+        LAWS[law](case)
+
+
+def test_a_rule_may_look_at_the_samples_whatever_it_is_asked() -> None:
+    """Also when a server or an uplink asks what it would send, with no step to take."""
+
+    class Looking(FedAvgClient):
+        def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
+            batches = data.phases["local"]
+            assert batches.pool_x.shape[1:] == (1, 8, 8)
+            counts = torch.nn.functional.one_hot(batches.pool_y[batches.rows], problem.data.classes).sum((0, 1))
+            assert counts.shape == (10,)
+            return super().update(problem, down, state, data)
+
+    case = make_case(Algorithm("looking", Looking(training=TRAINING), Averaging()))
+    for law in LAWS.values():
+        law(case)
