@@ -1,4 +1,4 @@
-"""The record of a network: how to build it, as recipes and model files say it."""
+"""The record of a network: how to build it, as recipes and model files say it ("" there: an object of the user's)."""
 
 from typing import Self
 
@@ -11,9 +11,9 @@ from personafl.options import Named, Positive
 
 
 class Network(Named):
-    """A network that is as a whole one client's own, or shared; further keys are the model's own options."""
+    """A client's own network, all of it personal; further keys are the model's own options."""
 
-    name: str = "auto"  # a name (see `personafl models`), "package.module:Name", or auto; "": an object of the user's
+    name: str = "auto"  # a name (see `personafl models`), "package.module:Name", or auto
     buffers: Buffers = "refused"  # what to do with running statistics: refused, shared or dropped
 
     @model_validator(mode="after")
@@ -28,7 +28,7 @@ class Network(Named):
 
 
 class SharedNetwork(Network):
-    """A network of which clients may keep a part to themselves."""
+    """Which network, a part of which may be personal; further keys are the model's own options."""
 
     personal: str | tuple[str, ...] | None = None  # a part (input, output, …) or patterns; None: as the method has it
     adapter: AdapterKind | None = None  # residual, bottleneck or lora; None: none, or what fits if personal = "adapter"

@@ -52,7 +52,7 @@ class Recipe(Strict):
     deploy: DeploySection | None = None  # devices and server as processes; None: simulated
     evaluation: EvaluationSection = EvaluationSection()
     engine: EngineSection = EngineSection()
-    tracking: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()  # where metrics go too
+    tracking: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()  # metrics also to tensorboard, mlflow, wandb
     compare: CompareSection = CompareSection()
     sweep: SweepSection | None = None  # what `personafl sweep` tries
 
