@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from personafl import cli
 from personafl.cli.display import Display, facts, finished
 from personafl.cli.tables import detail_tables, result_tables
 from personafl.runs.listener import Progress
@@ -41,20 +40,15 @@ ROW = {
 
 
 @pytest.fixture
-def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Any) -> Main:
     """Call the command line in this process in an empty folder; return its standard output."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*words: str, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["personafl", *words])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        assert (exit_.value.code or 0) == code, captured.err
-        call.err = captured.err  # type: ignore[attr-defined]
-        return captured.out
+        ended, out, call.err = called(*words)  # type: ignore[attr-defined]
+        assert ended == code, call.err  # type: ignore[attr-defined]
+        return out
 
     return call
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from personafl import cli
-
 MODELS = """
 import torch
 from torch import nn
@@ -85,20 +83,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def main(inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def main(inputs: Path, monkeypatch: pytest.MonkeyPatch, called: Main) -> Main:
     """Call the command line in this process: (exit code, standard output, standard error)."""
     monkeypatch.chdir(inputs)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["personafl", *words])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return call
+    return called
 
 
 def fails(main: Main, folder: Path, line: str, code: int, *texts: str) -> str:

@@ -2,33 +2,21 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from personafl import cli
 
 Main = Callable[..., tuple[int, str, str]]
 TINY = ["rounds=2", "data.partition.clients=10", "model.hidden=[8]", "--seeds", "0,1", "--quiet"]
 
 
 @pytest.fixture
-def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Main) -> Main:
     """Call the command line in an empty folder; return exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["personafl", *words])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return call
+    return called
 
 
 def test_a_figure_is_run_stopped_resumed_and_read_again(main: Main) -> None:

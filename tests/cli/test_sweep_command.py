@@ -1,32 +1,25 @@
 """sweep, plan and --track as a user meets them."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from personafl import cli
 
 Main = Callable[..., str]
 QUICK = ["--partition", "classes:clients=6,per_client=3", "--rounds", "2", "model.name=linear", "data.validation=0.2"]
 
 
 @pytest.fixture
-def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Callable[..., tuple[int, str, str]]) -> Main:
     """Call the command line in this process in an empty folder; return its standard output, or error if it failed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*words: str, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["personafl", *words])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        captured = capsys.readouterr()
-        assert (exit_.value.code or 0) == code, captured.err
-        return captured.err if code else captured.out
+        ended, out, err = called(*words)
+        assert ended == code, err
+        return err if code else out
 
     return call
 
