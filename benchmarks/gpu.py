@@ -132,7 +132,7 @@ def floor(work: Work, dtype: str) -> Callable[[], object]:
         rows=together(phase.rows)[None],
         real=together(phase.real)[None],
         key=phase.key[:1],
-        mark=replace(phase.mark, most=0),  # it was how many samples a client has
+        padding=replace(phase.padding, most=0),  # it was how many samples a client has
     )
     data = data._replace(phases={"local": joined}, examples=data.examples[:1])
     one = replace(fed.engines[0], graphs=Graphs())

@@ -12,13 +12,13 @@ from torch import nn
 
 from personafl.core import rng
 from personafl.core.augment import Augment, augmented
-from personafl.core.batches import Batches, NoGaps
+from personafl.core.batches import Batches, Padding
 from personafl.core.descend import descend
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.objective import MeanLoss
 from personafl.core.optim import Sgd
-from personafl.fast.stack import Stack, stacked
+from personafl.fast.table import enabled
 
 CASES = [
     (Augment(flip=True), (3, 5, 4)),
@@ -85,11 +85,8 @@ def test_windows_are_those_of_a_plain_loop(how: Augment, shape: tuple[int, ...])
 def test_stacked_clients_see_what_each_sees_alone(how: Augment, shape: tuple[int, ...]) -> None:
     images, keys = random(3, 6, *shape), torch.tensor([5, -6, 7])
 
-    def one(stack: Stack) -> torch.Tensor:
-        return stack.plain(augmented(stack.each(images), stack.each(keys), how))
-
     alone = [augmented(own, key, how) for own, key in zip(images, keys, strict=True)]
-    assert torch.equal(stacked(3, one), torch.stack(alone))
+    assert torch.equal(augmented(images, keys, how), torch.stack(alone))
     by_vmap = torch.func.vmap(lambda own, key: augmented(own, key, how))(images, keys)
     assert torch.equal(by_vmap, torch.stack(alone))
 
@@ -136,10 +133,11 @@ def test_training_sees_new_pixels_in_every_epoch(fixed: bool) -> None:
     held = {name: value for name, value in start.items() if fixed and name.startswith("1.")}
     trained = {name: value for name, value in start.items() if name not in held}
     x, y, rows = random(6, 1, 6, 6), torch.arange(6) % 3, torch.arange(6).repeat(3, 1)
-    batches = Batches(x, y, rows, torch.ones(3, 6, dtype=torch.bool), key, NoGaps(most=6), how)
+    batches = Batches(x, y, rows, torch.ones(3, 6, dtype=torch.bool), key, Padding(gaps=False, most=6), how)
     optimizer = Sgd(lr=0.3).at(torch.tensor(0.0))
     objective = MeanLoss(net, cross_entropy, held)
-    found, _ = descend(objective, trained, batches, optimizer)
+    with enabled():
+        found, _ = descend(objective, trained, batches, optimizer)
 
     params = {name: value.clone().requires_grad_() for name, value in trained.items()}
     for step in range(3):

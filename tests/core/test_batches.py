@@ -14,8 +14,6 @@ from personafl.core import rng
 from personafl.core.batches import (
     Batch,
     Batches,
-    Gaps,
-    NoGaps,
     Repeated,
     Steps,
     Zipped,
@@ -264,42 +262,6 @@ def test_random_epochs_are_the_first_ones_of_all_epochs() -> None:
 def test_the_least_number_is_at_most_the_largest(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="least"):
         Steps(**given)
-
-
-def test_the_mark_says_whether_steps_may_be_missing() -> None:
-    """Batches of 2: 4 and 3 samples take two steps each, 1 sample one."""
-    assert not drawn([4, 3], Steps(epochs=1, batch=2))[0].gaps
-    assert drawn([4, 1], Steps(epochs=1, batch=2))[0].gaps
-    assert drawn([4, 0], Steps(steps=2, batch=2))[0].gaps
-    assert not drawn([4, 1], Steps(steps=2, batch=2))[0].gaps
-
-
-def test_rows_of_images() -> None:
-    """Rows of any shape, alone and stacked, over a shared and an own pool."""
-    pool = torch.arange(48.0).reshape(4, 3, 2, 2)
-    rows = torch.tensor([[[3, 0]], [[1, 1]]])
-    real, key = torch.ones_like(rows, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.int64)
-
-    def first(pool: torch.Tensor, rows: torch.Tensor, real: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return next(Batches(pool, pool, rows, real, key).each()).x
-
-    assert torch.equal(first(pool, rows[0], real[0], key[0]), pool[[3, 0]])
-    assert torch.equal(torch.func.vmap(first, (None, 0, 0, 0))(pool, rows, real, key), pool[rows[:, 0]])
-    own = torch.stack([pool, -pool])
-    stacked = torch.func.vmap(first)(own, rows, real, key)
-    assert torch.equal(stacked, torch.stack([pool[[3, 0]], -pool[[1, 1]]]))
-
-
-def test_what_is_padding_for_all_is_left_out() -> None:
-    """7 and 6 samples by 4: steps of 4 and 4, then of 3 and 2; one more client with 1 sample has a gap."""
-    batches, _ = drawn([7, 6], Steps(epochs=1, batch=4))
-    assert batches.mark == NoGaps((4, 3), (True, False), 7)
-    for client in range(2):
-        own = batches._replace(rows=batches.rows[client], real=batches.real[client], key=batches.key[client])
-        first, last = own.each()
-        assert (first.x.shape, first.full, last.x.shape, last.full) == ((4,), True, (3,), False)
-        assert last.real.tolist() == [True, True, client == 0]
-    assert drawn([7, 1], Steps(epochs=1, batch=4))[0].mark == Gaps(7)
 
 
 @laws

@@ -96,22 +96,6 @@ def test_losses_under_vmap() -> None:
             torch.testing.assert_close(stacked, alone, rtol=0, atol=1e-12)
 
 
-def test_the_gradient_of_stacked_cross_entropies() -> None:
-    """Large scores too, where a plain sum of powers would overflow."""
-    outputs = (100 * normal(3, 4, 5)).float()
-    targets = torch.randint(5, (3, 4), generator=torch.Generator().manual_seed(1))
-    weights = normal(3, 4).float()
-
-    def weighted(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return (weights * cross_entropy(outputs, targets)).sum()
-
-    leaf = outputs.clone().requires_grad_()
-    torch.func.vmap(weighted)(leaf, targets, weights).sum().backward()
-    alone = outputs.double().requires_grad_()
-    (weights.double() * functional.cross_entropy(alone.mT, targets, reduction="none")).sum().backward()
-    torch.testing.assert_close(leaf.grad, alone.grad.float())  # type: ignore[union-attr]
-
-
 def sequences(*rows: list[int]) -> Tensor:
     """Targets padded with −1."""
     longest = max(map(len, rows))
@@ -224,7 +208,7 @@ def distance(one: tuple[str, ...], other: tuple[str, ...]) -> int:
 
 @pytest.mark.parametrize("space", [None, 2])
 def test_word_edits_are_those_of_all_ways_to_edit(space: int | None) -> None:
-    """Random frames and targets of three letters; also stacked, with targets that clients have in common or not."""
+    """Random frames and targets of three letters."""
     rng = np.random.default_rng(1)
     outputs = torch.from_numpy(rng.random((4, 6, 12, 4)))
     targets = torch.from_numpy(
@@ -243,10 +227,6 @@ def test_word_edits_are_those_of_all_ways_to_edit(space: int | None) -> None:
         )
     ]
     assert [word_edits(o, t, space).tolist() for o, t in zip(outputs, targets, strict=True)] == expected
-    stacked = torch.func.vmap(lambda o, t: word_edits(o, t, space))(outputs, targets)
-    assert stacked.tolist() == expected
-    common = torch.func.vmap(lambda o: word_edits(o, targets[0], space))(outputs)
-    assert common.tolist() == [word_edits(o, targets[0], space).tolist() for o in outputs]
 
 
 def test_ctc_under_vmap_and_grad() -> None:

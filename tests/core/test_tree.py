@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.func import vmap
 
 from personafl.core import tree
 
@@ -179,44 +178,11 @@ def test_operations_do_not_change_their_arguments() -> None:
         tree.add(a, b),
         tree.sub(a, b),
         tree.scale(a, 3.0),
-        tree.add_scaled(a, b, 3.0),
         tree.stack([a, b]),
         tree.where(torch.tensor(True), b, a),
     )
     assert same(a, {"w": torch.ones(2, dtype=F64)})
     assert same(b, {"w": torch.full((2,), 2.0, dtype=F64)})
-
-
-def test_add_scaled_keeps_the_layout_of_the_second_and_the_dtype_of_the_first() -> None:
-    """a + 3b where b is transposed in memory; a float64 factor does not widen float32 leaves, of any rank."""
-    a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(3, 2).T
-    for factor in (3.0, torch.tensor(3.0, dtype=F64)):
-        total = tree.add_scaled({"w": a, "s": torch.tensor(1.0)}, {"w": b, "s": torch.tensor(2.0)}, factor)
-        assert torch.equal(total["w"], a + 3 * b)
-        assert total["w"].stride() == b.stride()
-        assert total["w"].dtype == total["s"].dtype == torch.float32
-        assert total["s"] == 7.0
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("into", [True, False])
-def test_add_scaled_of_stacked_clients(shared: bool, into: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """x + c·y with one factor for all or one for each client, for leaves of every rank; where told, in x's memory.
-
-    The factor stays a tensor, as on a GPU; what does not stack makes torch warn.
-    """
-    monkeypatch.setattr(tree, "number", lambda factor: factor)
-    x = {"w": torch.ones(2, 3, 4, dtype=F64), "b": torch.ones(2, 3, dtype=F64), "s": torch.ones(2, dtype=F64)}
-    y = tree.map(lambda leaf: torch.arange(leaf.numel(), dtype=F64).reshape(leaf.shape), x)
-    factor = torch.tensor([3.0, 3.0] if shared else [3.0, 5.0], dtype=F64)
-    expected = tree.map(lambda leaf: 1 + factor.reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, y)
-
-    def one(a: Any, b: Any, rate: Tensor) -> Any:
-        return tree.add_scaled(a, b, rate, into=into)
-
-    total = vmap(one, in_dims=(0, 0, None if shared else 0))(x, y, factor[0] if shared else factor)
-    assert same(total, expected)
-    assert same(x, expected) is into
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -14,9 +14,10 @@ import torch
 from personafl import api
 from personafl.core import rng
 from personafl.core.augment import Augment, augmented
-from personafl.core.batches import Data, Steps, draw, round_number
+from personafl.core.batches import Data, Steps, draw
 from personafl.core.tree import Tree
 from personafl.fast import graphs
+from personafl.fast.draws import round_number
 from personafl.fast.graphs import Graphs
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

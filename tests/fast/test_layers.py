@@ -15,6 +15,7 @@ from personafl.core.tree import Params
 from personafl.fast import layers
 from personafl.fast.gradient import step
 from personafl.fast.layers import Factored
+from personafl.fast.steps import add_scaled
 
 GENERATOR = torch.Generator().manual_seed(0)
 CLIENTS, BATCH = 3, 5
@@ -38,7 +39,7 @@ def objective(params: Params, x: Tensor) -> Tensor:
 
 def expected(params: Params, x: Tensor) -> tuple[Params, Tensor]:
     gradient, value = grad_and_value(objective)(params, x)
-    return tree.add_scaled(params, gradient, RATE), value
+    return add_scaled(params, gradient, RATE), value
 
 
 def one(client: int) -> Params:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from personafl.core import tree
-from personafl.core.batches import Data, Steps, draw
+from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
@@ -15,6 +15,7 @@ from personafl.core.optim import scale
 from personafl.core.rng import generator
 from personafl.core.tree import Params
 from personafl.fast import span
+from personafl.fast.draws import drawn as fast_drawn
 from personafl.fast.rounding import exactly, rounded_products, rounding
 from personafl.simulate.engine import Engine, Strategy
 
@@ -27,7 +28,7 @@ def drawn(epochs: int = 2) -> Data:
     """Return batches of three clients of unequal size."""
     sizes, keys = torch.tensor([9, 16, 12]).numpy(), torch.arange(CLIENTS).numpy().astype("uint64")
     starts, rows = torch.tensor([0, 9, 25]).numpy(), torch.arange(48).numpy()
-    batches = draw(POOL, rows, starts, sizes, Steps(epochs=epochs, batch=4), keys, keys)
+    batches = fast_drawn(POOL, rows, torch.from_numpy(rows), starts, sizes, Steps(epochs=epochs, batch=4), keys, keys)
     return Data({"local": batches}, torch.from_numpy(sizes), torch.tensor(0.0))
 
 

@@ -10,9 +10,8 @@ from torch.func import vmap
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from personafl.algorithms import METHODS, Training
 from personafl.core import tree
-from personafl.core.batches import Batches, Steps, draw
+from personafl.core.batches import Batches, Padding, Steps
 from personafl.core.descend import descend
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
@@ -23,8 +22,8 @@ from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.fast import span
 from personafl.fast.cut import entry
+from personafl.fast.draws import drawn as fast_drawn
 from personafl.models import zoo
-from personafl.testing import Case, make_case
 
 F64 = torch.float64
 SIZES = torch.tensor([9, 5, 12]).numpy()
@@ -50,7 +49,8 @@ def drawn(epochs: int = 4, batch: int = 4, sizes: object = SIZES) -> Batches:
     """Batches of three clients of unequal size, so some have steps without samples."""
     keys = torch.arange(3).numpy().astype("uint64")
     rows = torch.arange(26).numpy()
-    return draw(POOL, rows, STARTS, sizes, Steps(epochs=epochs, batch=batch), keys, keys)  # type: ignore[arg-type]
+    there = torch.from_numpy(rows)
+    return fast_drawn(POOL, rows, there, STARTS, sizes, Steps(epochs=epochs, batch=batch), keys, keys)  # type: ignore[arg-type]
 
 
 def own(batches: Batches, client: int) -> Batches:
@@ -70,7 +70,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(span, "_GAIN", {"cpu": torch.inf})
     monkeypatch.setattr(span, "_COPIES", torch.inf)
-    monkeypatch.setattr("personafl.core.descend.in_span", watched)
+    monkeypatch.setattr("personafl.fast.training.in_span", watched)
     return found
 
 
@@ -209,7 +209,9 @@ def test_multiply_adds() -> None:
     pool = (torch.randn(n, 400, dtype=F64), torch.arange(n) % 3)
     key = torch.zeros(1).numpy().astype("uint64")
     rows, size = torch.arange(n).numpy(), torch.tensor([n]).numpy()
-    batches = own(draw(pool, rows, 0 * size, size, Steps(epochs=epochs, batch=4), key, key), 0)
+    batches = own(
+        fast_drawn(pool, rows, torch.from_numpy(rows), 0 * size, size, Steps(epochs=epochs, batch=4), key, key), 0
+    )
     assert span.in_span(MeanLoss(net, cross_entropy), start, batches, scale(-0.1), None) is not None
     with FlopCounterMode(display=False) as counter:
         descend(MeanLoss(net, cross_entropy), start, batches, scale(-0.1))
@@ -283,37 +285,6 @@ def test_it_happens_where_it_is_less_work_and_fits(monkeypatch: pytest.MonkeyPat
 
     assert spanned(own(drawn(epochs=4), 1))
     assert not spanned(own(drawn(epochs=1), 1))
-    assert not spanned(own(drawn(epochs=4), 1)._replace(mark=drawn().mark.__class__()))  # samples are not counted
+    assert not spanned(own(drawn(epochs=4), 1)._replace(padding=Padding()))  # samples are not counted
     monkeypatch.setattr(span, "_COPIES", 0)
     assert not spanned(own(drawn(epochs=4), 1))
-
-
-TRAINING = Training(work=Steps(epochs=3, batch=4), optimizer=Sgd(lr=0.1))
-IN_SPAN = {
-    "ditto", "fedalt", "fedavg", "fedavgm", "feddyn", "fedper", "fedprox", "fedrep", "fedsim", "finetune", "lgfedavg",
-    "fedadam", "fedbn", "local", "scaffold",
-}  # fmt: skip
-
-
-def outcome(case: Case, strategy: str) -> dict[str, Tensor]:
-    """Everything after two rounds."""
-    with case.simulation(strategy) as simulation:  # type: ignore[arg-type]
-        for number in range(2):
-            simulation.step(number)
-        return tree.flatten((simulation.server, simulation.states(0, simulation.down(), case.data.seen)))
-
-
-@pytest.mark.parametrize("strategy", ["stacked", "sequential"])
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_come_to_the_same_models(
-    method: str, strategy: str, used: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = make_case(METHODS[method].build(TRAINING))
-    found = outcome(case, strategy)
-    if method in IN_SPAN:
-        assert any(used)
-    monkeypatch.setattr("personafl.core.descend.in_span", lambda *_: None)
-    expected = outcome(case, strategy)
-    assert found.keys() == expected.keys()
-    for path, leaf in expected.items():
-        assert_close(found[path], leaf, rtol=0, atol=1e-10, msg=lambda text, path=path: f"{path}: {text}")

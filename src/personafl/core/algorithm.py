@@ -23,13 +23,13 @@ from personafl.core.batches import Batches, Data, Steps
 from personafl.core.losses import correct
 from personafl.core.net import Net
 from personafl.core.objective import Loss, MeanLoss
+from personafl.core.seam import replaceable
 from personafl.core.shape import DataShape
 from personafl.core.split import Split
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 
 T = TypeVar("T")
-_FEW = 32
 _UNKNOWN = DataShape(input_shape=(), classes=1)
 
 
@@ -321,7 +321,7 @@ class Reduced(NamedTuple):
 def reduce(stacked: Tree, weights: Tensor) -> Reduced:
     """Reduce stacked uploads [clients, …] by weights [clients]."""
     weights = weights.to(torch.float64)
-    total = tree.map(lambda leaf: _weighted_sum(weights, leaf), stacked)
+    total = tree.map(lambda leaf: weighted_sum(weights, leaf), stacked)
     return Reduced(total, weights.sum(), len(weights), mean_dtypes(stacked))
 
 
@@ -341,22 +341,8 @@ def join(joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
     return joined._replace(weight=joined.weight + weights.sum(), clients=joined.clients + len(weights))
 
 
-def _weighted_sum(weights: Tensor, stacked: Tensor) -> Tensor:
-    """Return Σ_i weights_i · stacked_i in float64.
-
-    On a GPU single precision is summed as it is for a few clients at a time: a copy in float64 takes it far longer.
-    """
-    few, rest = divmod(len(weights), _FEW)
-    if not (stacked.is_cuda and stacked.dtype == torch.float32 and few):
-        plain: Tensor = torch.tensordot(weights, stacked.to(torch.float64), dims=1)
-        return plain
-    whole = few * _FEW
-    products = torch.backends.cuda.matmul
-    rounded, products.allow_tf32 = products.allow_tf32, False
-    try:
-        rows = weights[:whole].to(stacked.dtype).reshape(few, 1, _FEW)
-        sums = torch.bmm(rows, stacked[:whole].reshape(few, _FEW, -1))
-    finally:
-        products.allow_tf32 = rounded
-    total = sums.sum((0, 1), dtype=torch.float64).reshape(stacked.shape[1:])
-    return total + _weighted_sum(weights[whole:], stacked[whole:]) if rest else total
+@replaceable
+def weighted_sum(weights: Tensor, stacked: Tensor) -> Tensor:
+    """Return Σ_i weights_i · stacked_i in float64."""
+    total: Tensor = torch.tensordot(weights, stacked.to(torch.float64), dims=1)
+    return total

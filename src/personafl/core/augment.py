@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from personafl.core import rng, tree
-from personafl.fast.stack import stack_around
 
 _PURPOSE = int(rng.mix("augment").view("int64"))
 _BITS = (1 << 28) - 1  # of a hash that choose a place: 2²⁸ is so many times 2·crop + 1 that all are as likely
@@ -42,15 +41,7 @@ UNCHANGED = Augment()
 
 
 def augmented(images: Tensor, key: Tensor, how: Augment) -> Tensor:
-    """Return images [batch, channels, height, width] as a step with this key [] sees them."""
-    stack = stack_around()
-    if stack is not None and (stack.has(images) or stack.has(key)):
-        return stack.call(functools.partial(_augmented, how=how), images, key)
-    return _augmented(images, key, how)
-
-
-def _augmented(images: Tensor, key: Tensor, how: Augment) -> Tensor:
-    """Do so for images [..., batch, channels, height, width] and keys [...]."""
+    """Return images [..., batch, channels, height, width] as steps with these keys [...] see them."""
     batch, channels, height, width = images.shape[-4:]
     numbers = functools.partial(torch.arange, device=images.device)
     step = rng.scramble((key ^ _PURPOSE) + rng.GOLDEN).unsqueeze(-1)
@@ -76,6 +67,6 @@ def _within(places: Tensor, size: int) -> Tensor:
 
 
 def _black(images: Tensor, values: tuple[float, ...], channels: int) -> Tensor:
-    """Return black [channels, 1, 1], made where it is needed: a CUDA graph cannot wait for numbers from the host."""
+    """Return black [channels, 1, 1], made where it is needed: nobody waits for numbers from the host."""
     parts = [torch.full((1, 1, 1), value, dtype=images.dtype, device=images.device) for value in values]
     return torch.cat(parts) if parts else torch.zeros((channels, 1, 1), dtype=images.dtype, device=images.device)

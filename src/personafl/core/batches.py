@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from personafl.core import rng, tree
 from personafl.core.augment import UNCHANGED, Augment, augmented
-from personafl.fast.stack import Outside, stack_around
+from personafl.core.seam import replaceable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +53,8 @@ class Batch(NamedTuple):
     y: Tensor
     real: Tensor
     key: Tensor
-    full: bool = False  # known to be all real: nobody needs to mask
-    rows: Tensor | slice | None = None  # where in the pool they are, [batch]
+    full: bool = False  # known to be all real
+    rows: Tensor | slice | None = None  # where in the pool they are, [batch], if that is said
 
 
 class Step(Protocol):
@@ -76,37 +75,23 @@ class Stream(Protocol[S_co]):
     def device(self) -> torch.device:
         """Where the data is, also if there is no step."""
 
-    @property
-    def gaps(self) -> bool:
-        """Whether there may be steps without real samples; if not, nobody needs to look."""
-
     def each(self) -> Iterator[S_co]:
         """Yield the steps in order."""
 
 
 @tree.constant
 @dataclass(frozen=True)
-class Gaps:
-    """A mark: some of the stacked clients may have steps without real samples.
+class Padding:
+    """What is known of how clients that train together are padded; by default nothing.
 
-    `most` is how many samples a client has at most, where that is known; 0: it is not.
+    `widths` says how many samples of each step are real for some client, from the first on, and `even` whether they are
+    for all of them.
     """
 
-    most: int = 0
-
-
-@tree.constant
-@dataclass(frozen=True)
-class NoGaps:
-    """A mark: every step of every stacked client has a real sample.
-
-    Where it is known, `widths` says how many samples of each step are real for some client, from the first on, and
-    `even` whether they are for all of them. The others are left out. `most` as in `Gaps`.
-    """
-
+    gaps: bool = True  # a step may be without real samples
     widths: tuple[int, ...] = ()
     even: tuple[bool, ...] = ()
-    most: int = 0
+    most: int = 0  # samples of a client at most; 0: that is not known
 
 
 class Batches(NamedTuple):
@@ -117,55 +102,20 @@ class Batches(NamedTuple):
     rows: Tensor  # [steps, batch] of the pool
     real: Tensor  # [steps, batch]
     key: Tensor  # [steps]
-    mark: Gaps | NoGaps = Gaps()
+    padding: Padding = Padding()
     augment: Augment = UNCHANGED  # what is done to the inputs of each step, drawn by its key
-
-    @property
-    def gaps(self) -> bool:
-        """Whether a step may be without real samples."""
-        return isinstance(self.mark, Gaps)
 
     @property
     def device(self) -> torch.device:
         """Where the data is."""
         return self.rows.device
 
+    @replaceable
     def each(self) -> Iterator[Batch]:
         """Yield the minibatches in order; the pool's rows are gathered when a step needs them, never before."""
-        stack, drawn = stack_around(), (self.rows, self.real, self.key)
-        stack = stack if stack is not None and any(map(stack.has, drawn)) else None
-        rows, real, key = drawn if stack is None else map(stack.plain, drawn)
-        for step in range(self.rows.shape[0]):
-            width, full = self.rows.shape[1], False
-            if isinstance(self.mark, NoGaps) and self.mark.widths:
-                width, full = self.mark.widths[step], self.mark.even[step]
-            with Outside():  # beneath vmap, whose own way takes longer
-                parts = rows[..., step, :width], real[..., step, :width], key[..., step]
-            at, counts, random = parts if stack is None else map(stack.each, parts)
-            x = rows_of(self.pool_x, at)
-            x = augmented(x, random, self.augment) if self.augment else x
-            yield Batch(x, rows_of(self.pool_y, at), counts, random, full, at)
-
-
-def rows_of(pool: Tensor, rows: Tensor) -> Tensor:
-    """Return pool[rows], copied row by row: indexing goes entry by entry, and is several times slower."""
-    stack = stack_around()
-    if stack is None or not stack.has(rows):
-        return _rows_of(pool, rows)
-    rows, pools = stack.plain(rows), stack.plain(pool) if stack.has(pool) else None
-    with Outside():
-        if pools is not None:  # clients' own, one below the other
-            size = pools.shape[1]
-            below = size * torch.arange(stack.clients, device=rows.device)
-            rows, pool = rows + below.reshape(-1, *[1] * (rows.ndim - 1)), pools.flatten(0, 1)
-        found = _rows_of(pool, rows)
-    return stack.each(found)
-
-
-def _rows_of(pool: Tensor, rows: Tensor) -> Tensor:
-    if pool.ndim == 1:
-        return pool[rows]
-    return functional.embedding(rows, pool.flatten(1)).reshape(*rows.shape, *pool.shape[1:])
+        for rows, real, key in zip(self.rows, self.real, self.key, strict=True):
+            x = self.pool_x[rows]
+            yield Batch(augmented(x, key, self.augment) if self.augment else x, self.pool_y[rows], real, key)
 
 
 class Together(NamedTuple):
@@ -190,11 +140,6 @@ class Zipped:
         """Where the data is."""
         return self.phases[0].device
 
-    @property
-    def gaps(self) -> bool:
-        """Whether a step may have no real sample in one of its minibatches."""
-        return any(phase.gaps for phase in self.phases)
-
     def each(self) -> Iterator[Together]:
         """Yield the minibatches of each step."""
         for parts in zip(*(phase.each() for phase in self.phases), strict=True):
@@ -212,11 +157,6 @@ class Repeated:
     def device(self) -> torch.device:
         """Where the data is."""
         return self.batch.real.device
-
-    @property
-    def gaps(self) -> bool:
-        """The minibatch may be without real samples."""
-        return True
 
     def each(self) -> Iterator[Batch]:
         """Yield the minibatch again and again."""
@@ -283,42 +223,7 @@ def draw(
     index = rows[own + np.where(real, order[np.where(real, place, 0)], 0)]
     dropout = rng.mix(keys[:, None], "dropout", step[None, :]).view(np.int64)
     device = pool[0].device
-    return Batches(
-        *pool,
-        tree.on(device, index),
-        tree.on(device, real),
-        tree.on(device, dropout),
-        mark=marked(real, largest) if device.type == "cpu" else plainly_marked(bool(real.any(-1).all()), largest),
-    )
-
-
-def marked(real: NDArray[np.bool_], most: int) -> Gaps | NoGaps:
-    """Return what is known of stacked clients' batches of which these are real, [clients, steps, batch].
-
-    `most` is how many samples a client has at most.
-    """
-    counts = real.sum(-1)
-    if not counts.all():
-        return Gaps(most)
-    widths = counts.max(0, initial=0)
-    return NoGaps(tuple(widths.tolist()), tuple((counts == widths).all(0).tolist()), most)
-
-
-def plainly_marked(full: bool, most: int) -> Gaps | NoGaps:
-    """Return a mark that is mostly the same in every round, for recordings (`fast.graphs`).
-
-    `full` says whether every step of every client has a real sample.
-    """
-    most = round_number(most)
-    return NoGaps(most=most) if full else Gaps(most)
-
-
-def round_number(count: int) -> int:
-    """Return the least of 0, 1, …, 7, 8, 12, 16, 24, 32, 48, … that is not below."""
-    if count <= 8:
-        return count
-    power = 1 << (count - 1).bit_length()
-    return power * 3 // 4 if count <= power * 3 // 4 else power
+    return Batches(*pool, tree.on(device, index), tree.on(device, real), tree.on(device, dropout))
 
 
 def _orders(

@@ -8,57 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional
 
-from personafl.fast.stack import stack_around
+from personafl.core.seam import replaceable
 
 BLANK = 0
 # log 0 in CTC's recursion: finite, so that the gradient of log-sum-exp over unreachable states is not 0/0.
 _IMPOSSIBLE = -1e30
 
 
+@replaceable
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return [batch] cross-entropies: outputs [batch, classes], targets [batch]; or sequences.
 
     For sequences outputs are [batch, length, classes] and targets [batch, length] (or more axes than length).
     """
     labels = targets if targets.ndim == 1 else targets.clamp(min=0)
-    stack = stack_around()
-    if not is_functorch_wrapped_tensor(outputs):
-        flat = functional.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none")
-        losses = flat.reshape(targets.shape)
-    elif stack is not None:  # torch's own is several times slower for stacked clients
-        losses = stack.call(_CrossEntropy.apply, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels)
-    else:
-        losses = outputs.logsumexp(-1) - outputs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return losses if targets.ndim == 1 else _mean(losses, targets >= 0)
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """outputs [..., classes], targets [...] ↦ −log softmax(outputs)[target], with the gradient softmax − one-hot."""
-
-    @staticmethod
-    def forward(ctx: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-        below = outputs - outputs.amax(-1, keepdim=True)
-        powers = below.exp()
-        total = powers.sum(-1, keepdim=True)
-        own = targets.unsqueeze(-1)
-        ctx.save_for_backward(powers, total, own)
-        return (total.log() - below.gather(-1, own)).squeeze(-1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        powers, total, own = ctx.saved_tensors
-        gradient = gradient.unsqueeze(-1)
-        share = powers * (gradient / total)
-        if share.is_cuda:  # adding at places sorts them first there, so that it repeats
-            return torch.where(own == torch.arange(share.shape[-1], device=own.device), share - gradient, share), None
-        return share.scatter_add_(-1, own, -gradient), None
+    losses = functional.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none").reshape(labels.shape)
+    return losses if targets.ndim == 1 else mean_of_valid(losses, targets >= 0)
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -66,10 +36,10 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     hit = (outputs.argmax(-1) == targets).to(torch.float32)
     if targets.ndim == 1:
         return hit
-    return _mean(hit, targets >= 0)
+    return mean_of_valid(hit, targets >= 0)
 
 
-def _mean(values: Tensor, valid: Tensor) -> Tensor:
+def mean_of_valid(values: Tensor, valid: Tensor) -> Tensor:
     """Mean over the valid tokens of each sample, [batch, …] -> [batch]; 0 when there are none."""
     return torch.where(valid, values, 0.0).flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1)
 
@@ -131,42 +101,15 @@ def _collapsed(outputs: Tensor) -> Tensor:
     return empty.scatter(1, place, best)[:, :frames]
 
 
+@replaceable
 def word_edits(outputs: Tensor, targets: Tensor, space: int | None = None) -> Tensor:
     """Return [2, batch]: the word edits from the greedy decodings to the targets, and the targets' words.
 
     `space` is the class between words; None: each is one word. Σ edits / Σ words is the word error rate.
     """
-    edits: Tensor = _WordEdits.apply(_collapsed(outputs), targets, space)  # type: ignore[no-untyped-call]
-    return edits
-
-
-class _WordEdits(torch.autograd.Function):
-    """decoded, targets [batch, length] ↦ [2, batch]. The host compares words: hence a rule of its own for vmap."""
-
-    @staticmethod
-    def forward(decoded: Tensor, targets: Tensor, space: int | None) -> Tensor:
-        return _word_edits(decoded, targets, space)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Counts have no gradient."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], decoded: Tensor, targets: Tensor, space: int | None
-    ) -> tuple[Tensor, int]:
-        clients = info.batch_size
-        said, meant = (
-            (rows.expand(clients, *rows.shape) if axis is None else rows.movedim(axis, 0)).flatten(0, 1)
-            for rows, axis in ((decoded, in_dims[0]), (targets, in_dims[1]))
-        )
-        return _word_edits(said, meant, space).reshape(2, clients, -1), 1
-
-
-def _word_edits(decoded: Tensor, targets: Tensor, space: int | None) -> Tensor:
-    found, wanted = ([_words(_classes(row), space) for row in rows.cpu()] for rows in (decoded, targets))
+    found, wanted = ([_words(_classes(row), space) for row in rows.cpu()] for rows in (_collapsed(outputs), targets))
     edits = [edit_distance(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
-    return torch.tensor([edits, [len(words) for words in wanted]], dtype=torch.float64, device=decoded.device)
+    return torch.tensor([edits, [len(words) for words in wanted]], dtype=torch.float64, device=outputs.device)
 
 
 def edit_distance(one: Sequence[object], other: Sequence[object]) -> int:

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import maybe_current_level
-from torch.func import grad, vmap
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.pooling import _MaxPoolNd
 
 from personafl.core import rng
+from personafl.core.seam import replaceable
 from personafl.core.tree import Params
 from personafl.errors import BadInput
-from personafl.fast.gradient import step
-from personafl.fast.rounding import rounding
 
 Buffers = Literal["refused", "shared", "dropped"]
 
@@ -50,13 +49,10 @@ class Net:
         self._module = _prepared(module, buffers)
         self._dropouts = {name: m for name, m in self._module.named_modules() if isinstance(m, _KeyedDropout)}
         self._norms = [name for name, m in self._module.named_modules() if isinstance(m, _MaskedNorm)]
-        self._places = _places(self._module)
-        # Whether the network has convolutions, which stack badly on a CPU.
+        self._one_at_a_time = threading.RLock()  # a call puts its values into the module
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
-        self._grouped = any(isinstance(m, nn.GroupNorm) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
-        self._writes: bool | None = None  # whether it changes its input in place; None: not tried yet
-        self.unstackable: str | None = None  # why torch.func cannot run it for several clients at once; see `probe`
+        self.unstackable: str | None = None  # why it cannot be run for several clients at once, if that was found
 
     def init(self, generator: torch.Generator) -> Params:
         """Return start parameters: drawn anew from the generator, or the weights of the module that was given."""
@@ -70,41 +66,20 @@ class Net:
         if params.keys() != self.shapes.keys():  # functional_call would fill in the module's own, silently
             raise ValueError(f"parameters {sorted(params.keys() ^ self.shapes.keys())} are missing or of another net")
         extra: dict[str, Tensor] = {}
-        for dropout in self._dropouts.values():
-            dropout.calls = 0
         if key is not None:
             extra |= {f"{name}.key": key for name in self._dropouts}
         if real is not None:
             extra |= {f"{name}.real": real for name in self._norms}
-        if self._channels_last(x):
-            x = x.to(memory_format=torch.channels_last)
-        return self._called(params | extra, x)
+        with self._one_at_a_time:
+            for dropout in self._dropouts.values():
+                dropout.calls = 0
+            return self.called(params | extra, x)
 
-    def _channels_last(self, x: Tensor) -> bool:
-        """Say whether images have their channels last: what convolutions and pooling on a CPU are fastest with.
-
-        GroupNorm is as well, but several times slower in bfloat16.
-        """
-        if not self.convolutional or x.ndim != 4 or x.device.type != "cpu" or maybe_current_level() is not None:
-            return False
-        return not (self._grouped and rounding(x))
-
-    def _called(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Call the module with values for parameters and buffers: functional_call, with their places looked up."""
-        places = [(table, local, value) for name, value in values.items() for table, local in self._places[name]]
-        before = [table[local] for table, local, _ in places]
-        if self._writes is not False:  # samples are another's: the next step's, or the next model's
-            x = x.clone()
-        try:
-            for table, local, value in places:
-                table[local] = value
-            output: Tensor = self._module(x)
-            if self._writes is None and maybe_current_level() is None:
-                self._writes = x._version > 0
-            return output
-        finally:
-            for (table, local, _), old in zip(places, before, strict=True):
-                table[local] = old
+    @replaceable
+    def called(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Call the module with values for its parameters and buffers, on inputs that it may write into."""
+        output: Tensor = functional_call(self._module, values, (x.clone(),))
+        return output
 
     def module(self) -> nn.Module:
         """Return a copy of the network as a module; its weights are nobody's."""
@@ -125,64 +100,31 @@ class Net:
         self._module.to(device=device, dtype=dtype)
         return self
 
-    def probe(self, x: Tensor) -> Tensor:
-        """Run it on x [batch, …] in training mode and return the output, or say what does not work.
+    def some_parameters(self, like: Tensor) -> Params:
+        """Return parameters to try the network with on inputs like these."""
+        dtype = like.dtype if like.is_floating_point() else None
+        return {
+            name: value.to(like.device, dtype) for name, value in self._module.named_parameters() if name in self.shapes
+        }
 
-        Two stacked copies are tried too; if only that fails, `unstackable` says why.
-        """
-        params = {name: value.to(x.device) for name, value in self._module.named_parameters() if name in self.shapes}
-        if x.is_floating_point():
-            params = {name: value.to(x.dtype) for name, value in params.items()}
+    def probe(self, x: Tensor) -> Tensor:
+        """Run it on x [batch, …] in training mode and return the output, or say what does not work."""
         key = torch.zeros((), dtype=torch.int64, device=x.device)
         real = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        draws = torch.cuda.get_rng_state if x.is_cuda else torch.get_rng_state
+        before = draws()
         try:
             with torch.no_grad():
-                output = self.apply(params, x.clone())
+                output = self.apply(self.some_parameters(x), x, real, key)
         except Exception as error:  # a module's forward() may raise anything
             raise BadInput(
                 f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
             ) from error
         if not isinstance(output, Tensor):
             raise BadInput(f"model: forward() returns a {type(output).__name__}; it must return one tensor of outputs")
-
-        def trained(p: Params, own: Tensor) -> tuple[Tensor, Tensor]:
-            result = self.apply(p, own, real, key)
-            return result.sum(), result
-
-        def stepped(p: Params, own: Tensor) -> Params:
-            return step(lambda w, batch: trained(w, batch)[0], p, own, 0.0)[0]
-
-        try:
-            stacked, both = {name: value.expand(2, *value.shape) for name, value in params.items()}, torch.stack([x, x])
-            outputs: Tensor = vmap(grad(trained, has_aux=True))(stacked, both)[1]
-            vmap(stepped)(stacked, both)  # as training has it
-            vmap(lambda own: self.apply(params, own, real, key))(both)  # as clients with a model in common have it
-        except Exception as error:
-            self.unstackable = _first_line(error)
-            if "random" in self.unstackable:
-                raise BadInput(
-                    f"model: forward() draws at random ({self.unstackable}), so runs would not repeat; "
-                    "use nn.Dropout instead of functional dropout"
-                ) from error
-            return output
-        return outputs[0]
-
-
-def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Tensor | None], str]]]:
-    """Return {name of a parameter or buffer: the tables of modules that hold it, and its name there}.
-
-    A parameter that is used under several names goes by its first one, and is held in several places.
-    """
-    found: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
-    first: dict[int, str] = {}
-    for prefix, layer in module.named_modules():
-        for table in (layer._parameters, layer._buffers):
-            for local, value in table.items():
-                name = f"{prefix}.{local}".lstrip(".")
-                if value is not None:
-                    name = first.setdefault(id(value), name)
-                found.setdefault(name, []).append((table, local))
-    return found
+        if not torch.equal(before, draws()):
+            raise BadInput("model: forward() draws at random, so runs would not repeat; use nn.Dropout as a layer")
+        return output
 
 
 def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -252,8 +194,9 @@ def _prepared(module: nn.Module, buffers: Buffers) -> nn.Module:
         )
     for count, (name, layer) in enumerate(layers):
         parent = module.get_submodule(name.rpartition(".")[0])
-        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise BadInput(f"model: layer {name} is {type(layer).__name__}, which is not supported; use nn.Dropout")
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
+            instead = "nn.LeakyReLU" if isinstance(layer, nn.RReLU) else "nn.Dropout"
+            raise BadInput(f"model: layer {name} is {type(layer).__name__}, which is not supported; use {instead}")
         if isinstance(layer, _DropoutNd):
             _put(parent, name, _KeyedDropout(layer.p, count, whole_channels=not isinstance(layer, nn.Dropout)))
         elif name in tracked and buffers == "shared":

@@ -1,14 +1,14 @@
 """Optimizers as pairs of pure functions, in the manner of optax: what they keep is a tree like any other.
 
-`init(params) -> state`, `update(gradient, state, params) -> (step, state)`; the caller adds the step, or calls `move`,
-which does both. Small pieces are joined with `chain`. `Sgd`, `Adaptive` and `Accelerated` are the same as plain fields,
+`init(params) -> state`, `update(gradient, state, params) -> (step, state)`; the caller adds the step. Small pieces are
+joined with `chain`. `Sgd`, `Adaptive` and `Accelerated` are the same as plain fields,
 for recipes.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -28,28 +28,25 @@ def _here(params: Params, state: Tree) -> Params:
 class Optimizer(NamedTuple):
     """A pair of pure functions; where `look` is given, the gradient is to be taken at `look(params, state)`.
 
-    `onto`, where given, is `update` with the step added to the parameters, in one pass over them; if its last argument
-    says that nobody else has them, in their place. `factor`, where given, says that the step is factor · gradient;
-    `linear` says that it is a linear function of the gradients so far, one for all entries of a parameter, and `alike`
-    that it is one for all parameters too. `apart`, where given, is weight decay and an optimizer: this one's step is
-    that one's for the gradient + decay · params.
+    The rest is what is known of it, for whoever can make use of that. `factor`, where given, says that the step is
+    factor · gradient; `decay`, unless 0, that it is gradient + decay · params; `linear` that it is a linear function of
+    the gradients so far, one for all entries of a parameter, and `alike` that it is one for all parameters too. `parts`
+    are those of a chain; `each` takes a kind of step, given as a function like `update` of an optimizer more, with the
+    optimizer of each block.
     """
 
     init: Callable[[Params], Tree]
     update: Callable[[Params, Tree, Params], tuple[Params, Tree]]
     look: Callable[[Params, Tree], Params] = _here
-    onto: Callable[[Params, Tree, Params, bool], tuple[Params, Tree]] | None = None
     factor: float | Tensor | None = None
+    decay: float = 0.0
     linear: bool = False
     alike: bool = False
-    apart: tuple[float, Optimizer] | None = None
+    parts: tuple[Optimizer, ...] = ()
+    each: Callable[[Stepping, Params, Tree, Params], tuple[Params, Tree]] | None = None
 
-    def move(self, gradient: Params, state: Tree, params: Params, owned: bool = False) -> tuple[Params, Tree]:
-        """Return the parameters after the step, and the state; if they are `owned` by the caller, in their place."""
-        if self.onto is not None:
-            return self.onto(gradient, state, params, owned)
-        step, state = self.update(gradient, state, params)
-        return tree.add(params, step), state
+
+Stepping = Callable[[Optimizer, Params, Tree, Params], tuple[Params, Tree]]
 
 
 class Moments(NamedTuple):
@@ -66,18 +63,13 @@ def _stateless(function: Callable[[Params, Params], Params]) -> Optimizer:
 
 def scale(factor: float | Tensor) -> Optimizer:
     """Multiply by a factor; a descent step ends with `scale(-lr)`."""
-
-    def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
-        return tree.add_scaled(params, g, factor, into=owned), state
-
-    return _stateless(lambda g, params: tree.scale(g, factor))._replace(
-        onto=onto, factor=factor, linear=True, alike=True
-    )
+    return _stateless(lambda g, params: tree.scale(g, factor))._replace(factor=factor, linear=True, alike=True)
 
 
 def add_decayed_weights(decay: float) -> Optimizer:
     """Add decay · params: the gradient of (decay/2)‖params‖²."""
-    return _stateless(lambda g, params: tree.map(lambda a, p: torch.add(a, p, alpha=decay), g, params))
+    step = _stateless(lambda g, params: tree.map(lambda a, p: torch.add(a, p, alpha=decay), g, params))
+    return step._replace(decay=decay)
 
 
 def clip_by_global_norm(limit: float) -> Optimizer:
@@ -146,17 +138,12 @@ def chain(*parts: Optimizer) -> Optimizer:
             kept.append(own)
         return g, tuple(kept)
 
-    def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
-        g, kept = chain(*parts[:-1]).update(g, state[:-1], params)
-        moved, own = parts[-1].move(g, state[-1], params, owned)
-        return moved, (*kept, own)
-
     def init(params: Params) -> Tree:
         return tuple(part.init(params) for part in parts)
 
     factor = parts[0].factor if len(parts) == 1 else None
     linear, alike = (all(getattr(part, what) for part in parts) for what in ("linear", "alike"))
-    return Optimizer(init, update, onto=onto if parts else None, factor=factor, linear=linear, alike=alike)
+    return Optimizer(init, update, factor=factor, linear=linear, alike=alike, parts=parts)
 
 
 def accelerated(step: Optimizer, momentum: float, box: float | None) -> Optimizer:
@@ -193,20 +180,15 @@ def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | No
     def init(params: Params) -> Tree:
         return {pattern: blocks[pattern].init(part) for pattern, part in divide(params).items()}
 
-    def parts(g: Params, state: Tree, params: Params) -> Iterator[tuple[str, Optimizer, tuple[Params, Tree, Params]]]:
-        values = divide(params)
+    def each(step: Stepping, g: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
+        values, moved, kept = divide(params), Params(), {}
         for pattern, part in divide(g).items():
-            yield pattern, blocks[pattern], (part, state[pattern], values[pattern])
-
-    def joined(results: dict[str, tuple[Params, Tree]], like: Params) -> tuple[Params, Tree]:
-        found = {name: value for params, _ in results.values() for name, value in params.items()}
-        return {name: found[name] for name in like}, {pattern: kept for pattern, (_, kept) in results.items()}
+            found, kept[pattern] = step(blocks[pattern], part, state[pattern], values[pattern])
+            moved |= found
+        return {name: moved[name] for name in g}, kept
 
     def update(g: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        return joined({pattern: own.update(*part) for pattern, own, part in parts(g, state, params)}, g)
-
-    def onto(g: Params, state: Tree, params: Params, owned: bool) -> tuple[Params, Tree]:
-        return joined({pattern: own.move(*part, owned) for pattern, own, part in parts(g, state, params)}, g)
+        return each(lambda own, *given: own.update(*given), g, state, params)
 
     def look(params: Params, state: Tree) -> Params:
         found = Params()
@@ -214,7 +196,7 @@ def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | No
             found |= blocks[pattern].look(part, state[pattern])
         return {name: found[name] for name in params}
 
-    return Optimizer(init, update, look, onto, linear=all(block.linear for block in blocks.values()))
+    return Optimizer(init, update, look, linear=all(block.linear for block in blocks.values()), each=each)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +220,7 @@ class Sgd:
         """Return the optimizer of one round."""
         steps = [trace(self.momentum, self.nesterov)] if self.momentum else []
         steps.append(scale(-self.rate(round_)))
-        whole = chain(*_front(self.clip, self.weight_decay), *steps)
-        plain = self.clip is None and self.weight_decay
-        return whole._replace(apart=(self.weight_decay, chain(*steps))) if plain else whole
+        return chain(*_front(self.clip, self.weight_decay), *steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,7 @@ from typing import Any, TypeVar
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
-
-from personafl.fast.stack import stack_around
 
 Params = dict[str, Tensor]
 Tree = Any  # a Tensor, or a dict, tuple or NamedTuple of trees
@@ -48,35 +45,6 @@ def leaves(tree: Tree) -> list[Tensor]:
 def add(a: T, b: T) -> T:
     """Return a + b."""
     return map(torch.add, a, b)
-
-
-def add_scaled(a: T, b: T, factor: float | Tensor, *, into: bool = False) -> T:
-    """Return a + factor · b, in one pass and with one rounding, laid out in memory as b is; a leaf keeps its dtype.
-
-    `into`: a's memory may be used for it.
-    """
-    rate = number(factor)
-    return map(lambda x, y: added(x, y, rate, into=into), a, b)
-
-
-def added(x: Tensor, y: Tensor, factor: float | Tensor, *, into: bool = False) -> Tensor:
-    """Do so for one leaf; a factor [n] is one for each entry of the first axis."""
-    if x.stride() != y.stride():  # adding across layouts is slow: pay for it once, not at every step
-        x, into = torch.empty_like(y).copy_(x), True
-    if isinstance(factor, Tensor):
-        rates = factor.to(x.dtype).reshape((*factor.shape, *[1] * (x.ndim - factor.ndim)))
-        if not into:
-            return x.addcmul(y, rates)
-        stack = stack_around()  # vmap has no rule for addcmul_, and would run it in a loop
-        return x.addcmul_(y, rates) if stack is None else stack.call(Tensor.addcmul_, x, y, rates)
-    return x.add_(y, alpha=factor) if into else x.add(y, alpha=factor)
-
-
-def number(factor: float | Tensor) -> float | Tensor:
-    """Return a factor as a number where that costs nothing: on the CPU, and one for all of the stacked clients."""
-    if isinstance(factor, Tensor) and (factor.device.type != "cpu" or is_functorch_wrapped_tensor(factor)):
-        return factor
-    return float(factor)
 
 
 def sub(a: T, b: T) -> T:

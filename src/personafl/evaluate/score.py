@@ -20,6 +20,7 @@ from personafl.core.net import Net
 from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged, runs_of
 from personafl.evaluate.choice import Gains
+from personafl.fast.table import enabled
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -95,6 +96,7 @@ class Outcomes:
         return np.bincount(owner, values, minlength=len(self.sizes)).astype(np.float64)
 
 
+@enabled()
 @torch.no_grad()
 def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Outcomes:
     """Try one model (in `net`) on each client's rows, all rows in one pass."""
@@ -105,6 +107,7 @@ def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragg
     return _outcomes(_alone(net, problem, params, data, rows.of(clients), _SAMPLES), sizes)
 
 
+@enabled()
 @torch.no_grad()
 def try_personal(problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: Rows) -> Outcomes:
     """Try each client's own model (in `personal_net`, stacked in the order of `clients`) on its own rows.

@@ -22,6 +22,7 @@ from personafl.core import rng
 from personafl.core.algorithm import Problem, for_returning
 from personafl.core.batches import Batch, Data
 from personafl.core.tree import Params
+from personafl.fast.table import enabled
 from personafl.runs.job import Job
 from personafl.simulate.engine import gather
 from personafl.simulate.federation import Federation
@@ -58,6 +59,7 @@ def training_memory(job: Job) -> Memory:
     )
 
 
+@enabled()
 def round_memory(fed: Federation, problem: Problem, client: int) -> int:
     """Measure two steps of a client with a problem; with data and networks on "meta" nothing is computed for it."""
     rule, start, data = fed.algorithm, _start(fed), _two_steps(fed, client)

@@ -211,9 +211,8 @@ def _makes_whole(found: Entry, net: Net, x: Tensor) -> bool:
 
 def _tried(net: Net, x: Tensor) -> tuple[Params, Tensor]:
     """Return some parameters of a network and what it makes of x."""
-    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    start = {name: value.to(x.device, dtype) for name, value in net.module().named_parameters() if name in net.shapes}
-    return start, net.apply(start, x.clone())
+    start = net.some_parameters(x)
+    return start, net.apply(start, x)
 
 
 def _counted(half: Net, params: Params, x: Tensor) -> tuple[Tensor, int]:

@@ -14,10 +14,56 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import rng, tree
-from personafl.core.batches import Batches, Steps, counted_steps, plainly_marked
+from personafl.core.batches import Batches, Padding, Steps, counted_steps, draw
 
 _MOST = 2**25  # places of all shuffles that are sorted at a time
 _TOP = torch.iinfo(torch.int64)
+
+
+def drawn(
+    pool: tuple[Tensor, Tensor],
+    rows: NDArray[np.int64],
+    there: Tensor,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    work: Steps,
+    keys: rng.Words,
+    pace: rng.Words,
+) -> Batches:
+    """Draw as `batches.draw` does, where that is faster, and say what is known of the padding.
+
+    `there` are the rows on the device of the pool.
+    """
+    device, largest = pool[0].device, int(sizes.max(initial=1))
+    if device.type == "cpu":
+        batches = draw(pool, rows, starts, sizes, work, keys, pace)
+        return batches._replace(padding=padding_of(batches.real.numpy(), largest))
+    # Elsewhere what is known is mostly the same in every round, for recordings (`fast.graphs`).
+    taken = counted_steps(work, sizes, pace)
+    known = Padding(gaps=bool((taken < taken.max(initial=0)).any()), most=round_number(largest))
+    if device.type == "cuda" and fits_there(sizes, work, pace):
+        return draw_there(pool, there, starts, sizes, work, keys, pace)._replace(padding=known)
+    return draw(pool, rows, starts, sizes, work, keys, pace)._replace(padding=known)
+
+
+def padding_of(real: NDArray[np.bool_], most: int) -> Padding:
+    """Return what is known of stacked clients' batches of which these are real, [clients, steps, batch].
+
+    `most` is how many samples a client has at most.
+    """
+    counts = real.sum(-1)
+    if not counts.all():
+        return Padding(most=most)
+    widths = counts.max(0, initial=0)
+    return Padding(False, tuple(widths.tolist()), tuple((counts == widths).all(0).tolist()), most)
+
+
+def round_number(count: int) -> int:
+    """Return the least of 0, 1, …, 7, 8, 12, 16, 24, 32, 48, … that is not below."""
+    if count <= 8:
+        return count
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if count <= power * 3 // 4 else power
 
 
 def fits_there(sizes: NDArray[np.int64], work: Steps, pace: rng.Words) -> bool:
@@ -59,7 +105,6 @@ def draw_there(
         rows[there(np.where(sizes > 0, starts, 0))[:, None, None] + chosen],
         real,
         there(rng.mix(keys[:, None], "dropout", np.arange(count)[None, :]).view(np.int64)),
-        mark=plainly_marked(not (taken < count).any(), largest),
     )
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import torch
 
-from personafl.core.batches import Batches, rows_of
+from personafl.core.batches import Batches
 from personafl.core.objective import MeanLoss
 from personafl.core.tree import Params
 from personafl.fast.cut import Cut, cut
-from personafl.fast.distinct import distinct, most_distinct
 from personafl.fast.layers import Layers
+from personafl.fast.minibatches import distinct, most_distinct, rows_of
 from personafl.fast.stack import stack_around
 
 _COPIES = 8  # a client's features may take the memory of so many copies of its model

@@ -20,6 +20,7 @@ from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.fast.layers import Factored, Layers, Scattered
 from personafl.fast.stack import Outside, Stack, stack_around, transformed
+from personafl.fast.steps import add_scaled, added, number
 
 S = TypeVar("S")
 
@@ -53,10 +54,10 @@ def step(
     if not _tapeable(params, stack):
         gradient, value = grad_and_value(objective)(params, batch)
         gradient = gradient if term is None else term.onto(gradient, params)
-        moved = tree.add_scaled(params, gradient, factor)
+        moved = add_scaled(params, gradient, factor)
         return (moved if alive is None else tree.where(alive, moved, params)), value
     tape = _taped(objective, params, batch, stack, factored=True)
-    rate, moved = tree.number(factor), Params()
+    rate, moved = number(factor), Params()
     with Outside(), torch.no_grad():
         taken = None if alive is None else tape.plain(alive)
         rate = tape.plain(rate) if isinstance(rate, Tensor) else rate
@@ -66,7 +67,7 @@ def step(
                 parts = [None if part is None else tape.plain(part) for part in term.parts(name)]
                 value, own = _moved_by(term, parts, value, rate, taken, into=own), True
             if dense is not None:
-                value, own = tree.added(value, _masked(dense, taken), rate, into=own), True
+                value, own = added(value, _masked(dense, taken), rate, into=own), True
             for part in tape.factored.get(name, ()):
                 value, own = _kept(part, taken).onto(value, rate, owned=own), True
             moved[name] = value if own else value.clone()
@@ -88,15 +89,15 @@ def _moved_by(
         rate = taken.to(value.dtype) * rate
     if term.decay:  # rate · (strength + decay) of the value itself, then what the anchor adds
         strength = term.decay if anchor is None else term.decay + term.strength
-        value, into = tree.added(value, value, strength * rate, into=into), True
-        value = value if anchor is None else tree.added(value, anchor, -term.strength * rate, into=True)
+        value, into = added(value, value, strength * rate, into=into), True
+        value = value if anchor is None else added(value, anchor, -term.strength * rate, into=True)
     elif anchor is not None:
         part = -term.strength * rate
         if isinstance(part, Tensor):
             part = part.to(value.dtype).reshape(-1, *[1] * (value.ndim - 1)) if part.ndim else part.to(value.dtype)
         value, into = value.lerp_(anchor, part) if into else value.lerp(anchor, part), True
     if slope is not None:
-        value = tree.added(value, slope, rate, into=into)
+        value = added(value, slope, rate, into=into)
     return value
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from personafl.core import tree
-from personafl.core.batches import Batches, Data, Gaps, round_number
+from personafl.core.batches import Batches, Data, Padding
 from personafl.core.tree import Tree
+from personafl.fast.draws import round_number
 
 Steps = tuple[int, ...]  # of each phase
 _MOST = 16  # recordings that are kept; each holds the memory of its function
@@ -62,7 +63,7 @@ class Graphs:
         if met != steps:
             self._met[name] = ()  # they vary, from now on
             data = _filled(data, tuple(map(round_number, steps)))
-        key = name, _steps(data), tuple(batches.mark for batches in data.phases.values())
+        key = name, _steps(data), tuple(batches.padding for batches in data.phases.values())
         if key not in self._recordings:
             try:
                 recording = _record(function, down, states, data)
@@ -99,7 +100,7 @@ def _filled(data: Data, steps: Steps) -> Data:
             rows=torch.cat([batches.rows, again], 1),
             real=functional.pad(batches.real, (0, 0, 0, missing)),
             key=functional.pad(batches.key, (0, missing)),
-            mark=Gaps(batches.mark.most),
+            padding=Padding(most=batches.padding.most),
         )
 
     phases = {name: more(batches, count) for (name, batches), count in zip(data.phases.items(), steps, strict=True)}

@@ -29,14 +29,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from personafl.core.batches import Batch, Batches, Stream, rows_of
+from personafl.core.batches import Batch, Batches, Padding, Stream
 from personafl.core.objective import MeanLoss
 from personafl.core.optim import Optimizer
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.fast.cut import Entry, entry
-from personafl.fast.distinct import distinct, most_distinct
 from personafl.fast.layers import Layers, spread
+from personafl.fast.minibatches import distinct, most_distinct, rows_of
 from personafl.fast.rounding import exactly, rounding
 from personafl.fast.stack import stack_around, transformed
 
@@ -141,9 +141,9 @@ class _InOrder:
         return self.batches.device
 
     @property
-    def gaps(self) -> bool:
-        """Whether a step may be without real samples."""
-        return self.batches.gaps
+    def padding(self) -> Padding:
+        """What is known of it."""
+        return self.batches.padding
 
     def each(self) -> Iterator[Batch]:
         """Yield the minibatches in order."""

@@ -12,6 +12,7 @@ from personafl.core.net import Net
 from personafl.core.split import Split
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, did_you_mean
+from personafl.fast.trial import try_stacked
 from personafl.models import additive, convolutional, transformer, zoo
 from personafl.models.adapters import AdapterKind, Site, default_adapter, with_adapters
 from personafl.models.network import Network, SharedNetwork, default_model
@@ -155,6 +156,7 @@ def _tried(make: Source, network: Network, data: FederatedData) -> Net:
     """Return what makes a module as a network; fail if its output does not fit the data."""
     net = Net(make, network.buffers)
     shape = list(net.probe(data.x[:2]).shape)
+    try_stacked(net, data.x[:2])
     needs = [*data.y[:2].shape, data.classes]
     wanted, classes = str(needs), f"{data.classes} classes"
     if data.task == "ctc":  # as many frames as the model likes, if every target can be aligned with them

@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batches, Data, Steps, counted_samples, counted_steps, draw, drawn_work, marked
+from personafl.core.batches import Batches, Data, Steps, counted_samples, counted_steps, drawn_work
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
-from personafl.fast.draws import draw_there, fits_there
+from personafl.fast.draws import drawn, padding_of
 from personafl.fast.graphs import Graphs
 from personafl.fast.rounding import rounded_products
 from personafl.fast.stack import Stack, stacked
+from personafl.fast.table import enabled
 
 Strategy = Literal["stacked", "sequential"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
@@ -111,7 +112,7 @@ class Engine:
 
     def train_for_now(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         """Return the same; the next call may write over it, unless it is `kept`."""
-        with rounded_products(data.examples.device) if self.bfloat16 else contextlib.nullcontext():
+        with enabled(), rounded_products(data.examples.device) if self.bfloat16 else contextlib.nullcontext():
             return self._trained(function, down, states, data)
 
     def kept(self, results: Tree) -> Tree:
@@ -169,7 +170,7 @@ def _one(data: Data, row: int) -> Data:
             batches.rows[row, :steps, :width],
             real[:steps, :width],
             batches.key[row, :steps],
-            mark=marked(batches.real[row : row + 1, :steps].cpu().numpy(), int(data.examples[row])),
+            padding=padding_of(batches.real[row : row + 1, :steps].cpu().numpy(), int(data.examples[row])),
             augment=batches.augment,
         )
 
@@ -214,13 +215,12 @@ def gather(
     sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
     pool, device = data.pool(clients), data.device
 
-    def drawn(name: str, work: Steps) -> Batches:
+    def phase(name: str, work: Steps) -> Batches:
         keys = rng.mix(seed, "batches", name, round_, clients)
-        if device.type == "cuda" and fits_there(sizes, work, pace):
-            return draw_there((pool.x, pool.y), pool.there, pool.starts, sizes, work, keys, pace)
-        return draw((pool.x, pool.y), pool.rows, pool.starts, sizes, work, keys, pace)
+        batches = drawn((pool.x, pool.y), pool.rows, pool.there, pool.starts, sizes, work, keys, pace)
+        return batches._replace(augment=data.augment)
 
-    batches = {name: drawn(name, work)._replace(augment=data.augment) for name, work in phases.items()}
+    batches = {name: phase(name, work) for name, work in phases.items()}
     examples = tree.on(device, sizes)
     dtype = data.x.dtype if data.x.is_floating_point() else torch.get_default_dtype()
     return Data(batches, examples, torch.full((), float(round_), device=device, dtype=dtype))

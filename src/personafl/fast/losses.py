@@ -1,0 +1,81 @@
+"""Losses of stacked clients, computed beneath the vmap that stacks them: its own way takes several times as long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from personafl.core import losses
+from personafl.core.batches import Batch
+from personafl.core.losses import mean_of_valid
+from personafl.core.objective import MeanLoss
+from personafl.core.seam import definition
+from personafl.core.tree import Params
+from personafl.fast.stack import stack_around
+
+
+def mean_loss(objective: MeanLoss, params: Params, batch: Batch) -> Tensor:
+    """Return what `MeanLoss` does; where all samples are known to be real, without looking at which are."""
+    real = None if batch.full else batch.real
+    values = objective.loss(objective.net.apply(objective.fixed | params, batch.x, real, batch.key), batch.y)
+    stack = stack_around()
+    if stack is not None and stack.has(values):
+        return stack.call(_mean, values) if real is None else stack.call(_mean, values, real)
+    return _mean(values, real)
+
+
+def _mean(values: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return the mean over the last axis of those that count."""
+    if real is None:
+        return values.mean(-1)
+    return torch.where(real, values, 0.0).sum(-1) / real.sum(-1).clamp(min=1)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return what `core.losses.cross_entropy` does."""
+    if not is_functorch_wrapped_tensor(outputs):
+        return definition(losses.cross_entropy)(outputs, targets)
+    labels, stack = targets if targets.ndim == 1 else targets.clamp(min=0), stack_around()
+    if stack is None:
+        values = outputs.logsumexp(-1) - outputs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    else:
+        values = stack.call(_CrossEntropy.apply, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels)
+    return values if targets.ndim == 1 else mean_of_valid(values, targets >= 0)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """outputs [..., classes], targets [...] ↦ −log softmax(outputs)[target], with the gradient softmax − one-hot."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+        below = outputs - outputs.amax(-1, keepdim=True)
+        powers = below.exp()
+        total = powers.sum(-1, keepdim=True)
+        own = targets.unsqueeze(-1)
+        ctx.save_for_backward(powers, total, own)
+        return (total.log() - below.gather(-1, own)).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        powers, total, own = ctx.saved_tensors
+        gradient = gradient.unsqueeze(-1)
+        share = powers * (gradient / total)
+        if share.is_cuda:  # adding at places sorts them first there, so that it repeats
+            return torch.where(own == torch.arange(share.shape[-1], device=own.device), share - gradient, share), None
+        return share.scatter_add_(-1, own, -gradient), None
+
+
+def word_edits(outputs: Tensor, targets: Tensor, space: int | None = None) -> Tensor:
+    """Return what `core.losses.word_edits` does; the host compares words, which it cannot under vmap."""
+    stack, counted = stack_around(), definition(losses.word_edits)
+    if stack is None:
+        return counted(outputs, targets, space)
+
+    def counted_beneath(said: Tensor, meant: Tensor) -> Tensor:
+        both = counted(said.flatten(0, 1), meant.flatten(0, 1), space)  # [2, clients · batch]
+        return both.reshape(2, stack.clients, -1).movedim(1, 0)
+
+    return stack.call(counted_beneath, outputs, targets)

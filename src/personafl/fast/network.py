@@ -1,0 +1,75 @@
+"""Networks called in fewer passes over memory."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from personafl.core.net import Net
+from personafl.fast.rounding import rounding
+from personafl.fast.stack import transformed
+
+
+class _Facts:
+    """What is known of a network's module."""
+
+    def __init__(self, net: Net) -> None:
+        self.module = net._module
+        self.places = _places(self.module)
+        self.grouped = any(isinstance(m, nn.GroupNorm) for m in self.module.modules())
+        self.writes: bool | None = None  # whether it changes its input in place; None: not tried yet
+
+
+_KNOWN: weakref.WeakKeyDictionary[Net, _Facts] = weakref.WeakKeyDictionary()
+
+
+def called(net: Net, values: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Return what `Net.called` does: its places looked up once, and inputs copied only if the module writes into them.
+
+    On a CPU images have their channels last: what convolutions and pooling are fastest with there.
+    """
+    facts = _KNOWN.get(net)
+    if facts is None:
+        facts = _KNOWN[net] = _Facts(net)
+    if net.convolutional and _channels_last(facts, x):
+        x = x.to(memory_format=torch.channels_last)
+    places = [(table, local, value) for name, value in values.items() for table, local in facts.places[name]]
+    before = [table[local] for table, local, _ in places]
+    if facts.writes is not False:  # samples are another's: the next step's, or the next model's
+        x = x.clone()
+    try:
+        for table, local, value in places:
+            table[local] = value
+        output: Tensor = facts.module(x)
+        if facts.writes is None and not transformed():
+            facts.writes = x._version > 0
+        return output
+    finally:
+        for (table, local, _), old in zip(places, before, strict=True):
+            table[local] = old
+
+
+def _channels_last(facts: _Facts, x: Tensor) -> bool:
+    """Say whether images have their channels last. GroupNorm is several times slower so in bfloat16."""
+    if x.ndim != 4 or x.device.type != "cpu" or transformed():
+        return False
+    return not (facts.grouped and rounding(x))
+
+
+def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Tensor | None], str]]]:
+    """Return {name of a parameter or buffer: the tables of modules that hold it, and its name there}.
+
+    A parameter that is used under several names goes by its first one, and is held in several places.
+    """
+    found: dict[str, list[tuple[dict[str, Tensor | None], str]]] = {}
+    first: dict[int, str] = {}
+    for prefix, layer in module.named_modules():
+        for table in (layer._parameters, layer._buffers):
+            for local, value in table.items():
+                name = f"{prefix}.{local}".lstrip(".")
+                if value is not None:
+                    name = first.setdefault(id(value), name)
+                found.setdefault(name, []).append((table, local))
+    return found

@@ -1,0 +1,26 @@
+"""All that is put in the place of core's definitions (`core.seam`), and how executors do so."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from personafl.core import algorithm, batches, descend, losses, net, objective, seam
+from personafl.fast import losses as stacked_losses
+from personafl.fast import minibatches, network, sums, training
+
+FASTER = {
+    descend.descend: training.descend,
+    descend.descent: training.descent,
+    descend.descend_from: training.descend_from,
+    batches.Batches.each: minibatches.each,
+    net.Net.called: network.called,
+    objective.MeanLoss.__call__: stacked_losses.mean_loss,
+    losses.cross_entropy: stacked_losses.cross_entropy,
+    losses.word_edits: stacked_losses.word_edits,
+    algorithm.weighted_sum: sums.weighted_sum,
+}
+
+
+def enabled() -> AbstractContextManager[None]:
+    """Have core compute in these ways, in this thread, until left; also a decorator."""
+    return seam.using(FASTER)

@@ -1,0 +1,114 @@
+"""The training loop of `core.descend`, in fewer operations.
+
+Where the objective is a network's mean loss, work that is the same in every step is done once: `fast.frozen`,
+`fast.span`. Augmented inputs differ from step to step, and there is no such work. A plain step never writes the
+gradient of a linear layer (`fast.gradient`), and parameters that nobody else has are stepped in their own memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personafl.core import tree
+from personafl.core.batches import Batches
+from personafl.core.objective import MeanLoss
+from personafl.core.optim import Optimizer, chain
+from personafl.core.prox import Prox
+from personafl.core.terms import Quadratic
+from personafl.core.tree import Params, Tree
+from personafl.fast.frozen import on_features
+from personafl.fast.gradient import gradient_and_value, step
+from personafl.fast.minibatches import has_gaps
+from personafl.fast.span import Spanned, in_span
+from personafl.fast.stack import differentiated
+from personafl.fast.steps import moved, number
+
+
+def descend(
+    objective: Any,
+    start: Params,
+    batches: Any,
+    optimizer: Optimizer,
+    prox: Prox | None = None,
+    term: Quadratic | None = None,
+) -> tuple[Params, Tensor]:
+    """Return what `core.descend.descend` does."""
+    params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
+    return params if spanned is None else spanned.weights(params), loss
+
+
+def descent(
+    objective: Any,
+    start: Params,
+    batches: Any,
+    optimizer: Optimizer,
+    prox: Prox | None = None,
+    term: Quadratic | None = None,
+) -> tuple[Params, Tensor]:
+    """Return what `core.descend.descent` does."""
+    params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
+    return tree.sub(params, start) if spanned is None else spanned.change(params), loss
+
+
+def _trained(
+    objective: Any, start: Params, batches: Any, optimizer: Optimizer, prox: Prox | None, term: Quadratic | None
+) -> tuple[Params, Tensor, Spanned | None]:
+    """Return the last x and the mean objective, or those of the same training in a span."""
+    spanned = None
+    if optimizer.parts and optimizer.parts[0].decay:  # a term like others
+        first, *rest = optimizer.parts
+        optimizer, term = chain(*rest), (term or Quadratic())._replace(decay=first.decay)
+    if isinstance(objective, MeanLoss) and isinstance(batches, Batches) and not batches.augment:
+        objective, batches = on_features(objective, start, batches)
+        spanned = in_span(objective, start, batches, optimizer, term) if prox is None else None
+    if spanned is not None:
+        objective, start, batches, term = spanned, spanned.start, spanned.batches, spanned.term
+    params, _, loss = descend_from(objective, start, optimizer.init(start), batches, optimizer, prox, term)
+    return params, loss, spanned
+
+
+def descend_from(
+    objective: Any,
+    start: Params,
+    state: Tree,
+    batches: Any,
+    optimizer: Optimizer,
+    prox: Prox | None = None,
+    term: Quadratic | None = None,
+) -> tuple[Params, Tree, Tensor]:
+    """Return what `core.descend.descend_from` does."""
+    params = start
+    values: list[Tensor] = []
+    counts: list[Tensor] = []
+    gaps = has_gaps(batches)
+    factor = None if optimizer.factor is None else number(optimizer.factor)
+    # After the first step nobody else has the parameters, unless they are looked back at: then a step is in place.
+    lasting = (gaps and factor is None) or prox is not None or differentiated()
+    for count, batch in enumerate(batches.each()):
+        alive = batch.real.any() if gaps else None
+        owned = count > 0 and not lasting
+        if factor is None:
+            here = optimizer.look(params, state)
+            gradient, value = gradient_and_value(objective, here, batch)
+            gradient = gradient if term is None else term.onto(gradient, here)
+            x, stepped = moved(optimizer, gradient, state, params, owned=owned)
+        else:
+            taken = alive if prox is None else None
+            x, value = step(objective, params, batch, factor, taken, term=term, owned=owned)
+            stepped = state
+        if prox is not None:
+            x = prox(x)
+        if alive is not None:
+            if factor is None or prox is not None:
+                x, stepped = tree.where(alive, (x, stepped), (params, state))
+            value = torch.where(alive, value, 0.0)
+            counts.append(alive)
+        values.append(value)
+        params, state = x, stepped
+    if not values:
+        return params, state, torch.zeros((), device=batches.device)
+    total = torch.stack(counts).sum().clamp(min=1) if counts else len(values)
+    return params, state, torch.stack(values).sum() / total

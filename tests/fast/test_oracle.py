@@ -1,0 +1,128 @@
+"""Whole client updates in the fast ways are those of the plain loop, for every method."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from personafl.algorithms import METHODS, Training
+from personafl.core import tree, wire
+from personafl.core.algorithm import for_returning, reduce
+from personafl.core.batches import Data, Padding, Steps
+from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
+from personafl.core.schedule import Exponential
+from personafl.core.seam import using
+from personafl.core.tree import Tree
+from personafl.fast import frozen, span
+from personafl.fast.graphs import Graphs
+from personafl.simulate.engine import Engine, gather
+from personafl.simulate.trainer import bound
+from personafl.testing import Case, make_case
+
+CLIENTS = np.array([0, 2, 4])  # of 3, 6 and 1 samples: two of them have steps without any
+WORK = Steps(epochs=2, batch=4)
+PLAIN = Sgd(lr=0.1)
+DECAYED = Sgd(lr=0.02, weight_decay=0.02, schedule=Exponential(rate=0.5))
+RICH = dataclasses.replace(DECAYED, momentum=0.8, nesterov=True)
+OPTIMIZERS: dict[str, LocalOptimizer] = {
+    "plain": PLAIN,
+    "clipped": Sgd(lr=0.2, clip=0.3, weight_decay=0.1),
+    "adam": Adaptive(lr=0.01, weight_decay=0.1),
+    "accelerated": Accelerated(lr=0.1, momentum=0.7, box=0.5, weight_decay=0.1),
+}
+WITHOUT_MOMENTUM = {"scaffold": PLAIN, "feddyn": DECAYED, "fedbcd": DECAYED, "fedbcdi": DECAYED}
+CASES = [
+    *(pytest.param(method, WITHOUT_MOMENTUM.get(method, RICH), id=method) for method in METHODS),
+    *(
+        pytest.param(method, optimizer, id=f"{method}, {name}")
+        for method in ("fedavg", "fedalt", "ditto", "fedslr")
+        for name, optimizer in OPTIMIZERS.items()
+    ),
+]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _whenever_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first layer in the span of its inputs, and features kept, where that would not pay too."""
+    monkeypatch.setattr(span, "_GAIN", {"cpu": torch.inf, "cuda": torch.inf})
+    for module in (span, frozen):
+        monkeypatch.setattr(module, "_COPIES", torch.inf)
+
+
+def one(data: Data, row: int) -> Data:
+    """Return one client's data, padded to the others'; nothing is known of it."""
+    phases = {
+        name: b._replace(rows=b.rows[row], real=b.real[row], key=b.key[row], padding=Padding())
+        for name, b in data.phases.items()
+    }
+    return Data(phases, data.examples[row], data.round)
+
+
+def plainly(rule: object, down: Tree, states: Tree, data: Data) -> Tree:
+    """Return a rule's results for stacked clients by the definitions alone, one client after the other."""
+    with using({}):
+        rows = range(len(data.examples))
+        return tree.stack([rule(down, tree.take(states, row), one(data, row)) for row in rows])  # type: ignore[operator]
+
+
+def engines(device: str) -> Iterator[Engine]:
+    yield Engine("stacked", 8)
+    yield Engine("sequential", 1)
+    if device == "cuda":
+        yield Engine("stacked", 8, graphs=Graphs())
+
+
+@functools.cache
+def case_on(device: str) -> Case:
+    """Return the laws' clients, of whom three take part."""
+    case = make_case(METHODS["fedavg"].build(Training()))
+    case.problem.net.to(torch.device(device), torch.float64)
+    data = dataclasses.replace(case.data, x=case.data.x.to(device), y=case.data.y.to(device))
+    return dataclasses.replace(case, data=data)
+
+
+def check(found: Tree, expected: Tree, what: str) -> None:
+    values = tree.flatten(wire.dense_each(found))
+    for path, leaf in tree.flatten(wire.dense_each(expected)).items():
+        assert leaf.is_floating_point(), path
+        gap = float((values[path] - leaf).abs().max()) if leaf.numel() else 0.0
+        assert gap < 1e-10, f"{what}: {path} differs by {gap:.3g}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("method", "optimizer"), CASES)
+def test_every_method_trains_as_the_plain_loop_does(method: str, optimizer: LocalOptimizer, device: str) -> None:
+    """Two rounds, so that what clients and servers keep has a say; then tuning. With dropout and unequal clients."""
+    case, rules = case_on(device), METHODS[method].build(Training(work=WORK, optimizer=optimizer))
+    problem = case.problem
+    double = lambda leaf: leaf.to(device, torch.float64)  # noqa: E731
+    server = rules.server.init(problem, tree.map(double, problem.net.init(torch.Generator().manual_seed(1))), 10.0)
+    down = wire.dense(rules.server.broadcast(server))
+    first = [rules.client.init(problem, down, torch.Generator().manual_seed(int(c))) for c in CLIENTS]
+    states = tree.map(double, tree.stack(first))
+    ways = list(engines(device))
+    for number in range(2):
+        data = gather(case.data, CLIENTS, rules.client.phases, 1, number)
+        update, sent = bound(rules.client.update, problem), for_returning(down)
+        expected = plainly(update, sent, states, data)
+        for way in ways:
+            for _ in range(1 if way.graphs is None else 2):  # the second is from a recording
+                check(way.train(update, sent, states, data), expected, f"round {number}, {way.strategy}")
+        states, uploads = expected
+        uploads = reduce(wire.dense_each(uploads), data.examples)
+        server = rules.server.update(server, uploads, number)
+        down = wire.dense(rules.server.broadcast(server))
+    if rules.client.tuning:
+        data, tune = gather(case.data, CLIENTS, rules.client.tuning, 1, 2), bound(rules.client.personalize, problem)
+        expected = plainly(tune, down, states, data)
+        for way in ways:
+            check(way.train(tune, down, states, data), expected, f"tuning, {way.strategy}")
