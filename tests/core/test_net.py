@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,8 +19,16 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 from personafl.core import tree
 from personafl.core.net import Net
 from personafl.errors import BadInput
+from personafl.fast.table import enabled
+from personafl.fast.trial import try_stacked
 
 F64 = torch.float64
+
+
+@pytest.fixture(params=["plain", "fast"], autouse=True)
+def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with enabled() if request.param == "fast" else nullcontext():
+        yield
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -267,10 +278,10 @@ def test_channel_dropout_drops_whole_channels(layer: Any, shape: tuple[int, ...]
     assert abs(share - 0.3) < 5 * math.sqrt(0.21 / 600)
 
 
-@pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)])
-def test_alpha_dropout_is_refused(layer: nn.Module) -> None:
-    """It is no plain dropout (it keeps SELU's moments), so it must not silently become one."""
-    with pytest.raises(BadInput, match=r"layer 0 is \w*AlphaDropout"):
+@pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2), nn.RReLU()])
+def test_other_random_layers_are_refused(layer: nn.Module) -> None:
+    """Alpha dropout is no plain dropout (it keeps SELU's moments), so it must not silently become one."""
+    with pytest.raises(BadInput, match=rf"layer 0 is {type(layer).__name__}, which is not supported; use nn\.\w+$"):
         Net(nn.Sequential(layer))
 
 
@@ -356,6 +367,27 @@ def test_instance_norm_dropped_uses_each_samples_statistics() -> None:
     torch.testing.assert_close(Net(module, "shared").apply({}, x), module.eval()(x), rtol=0, atol=1e-12)
 
 
+def test_threads_may_share_a_network() -> None:
+    """Each has the outputs of its own parameters, though a call puts them into one module."""
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(0.001)
+            return x * self.gain
+
+    net = Net(Slow())
+
+    def outputs(gain: int) -> list[float]:
+        return [float(net.apply({"gain": torch.tensor([float(gain)])}, torch.ones(1))) for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(outputs, range(4))) == [[gain] * 10 for gain in range(4)]
+
+
 # --- probe -----------------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +433,8 @@ def raise_assertion(x: Tensor) -> Tensor:
     ("module", "message"),
     [
         (Fails(lambda h: F.dropout(h, 0.5, training=True)), "draws at random"),
+        (Fails(lambda h: F.rrelu(h, training=True)), "draws at random"),
+        (Fails(lambda h: h + torch.rand(1)), "draws at random"),
         (Fails(lambda h: h.reshape(7, 13)), "does not accept this data's inputs of shape"),
         (Fails(raise_assertion), r"inputs of shape \[4\]: first line$"),
         (Fails(lambda h: (h, h)), "returns a tuple"),
@@ -418,11 +452,12 @@ def test_probe_says_what_does_not_work(module: nn.Module, message: str) -> None:
     [Fails(lambda h: h * h.sum().item()), BranchOnInput(), Fails(Plain.apply)],
     ids=["item", "branch", "plain"],
 )
-def test_probe_says_why_clients_cannot_be_stacked(module: nn.Module) -> None:
+def test_a_trial_says_why_clients_cannot_be_stacked(module: nn.Module) -> None:
     """One line; for one client at a time it works."""
     net, x = Net(module), normal(0, 6, 4)
-    assert net.unstackable is None
     torch.testing.assert_close(net.probe(x), module(x).detach())
+    assert net.unstackable is None
+    try_stacked(net, x)
     assert net.unstackable
     assert "\n" not in net.unstackable
 

@@ -14,6 +14,7 @@ from personafl.core import optim, tree
 from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Optimizer, OptimizerSpec, Sgd
 from personafl.core.schedule import Exponential
 from personafl.core.tree import Params
+from personafl.fast.steps import moved
 
 F64 = torch.float64
 ROUND = torch.tensor(0)
@@ -269,8 +270,8 @@ def test_updates_are_pure(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
-def test_a_move_is_a_step_added(name: str, blocks: bool) -> None:
-    """`move` = params + `update`, and the same state, for every optimizer: fused or not, at several steps."""
+def test_a_step_in_one_pass_is_a_step_added(name: str, blocks: bool) -> None:
+    """`moved` = params + `update`, and the same state, for every optimizer: fused or not, at several steps."""
     optimizer = SPECS[name].at(torch.tensor(2.0))
     if blocks:
         optimizer = optim.by_block({"*.bias": optimizer, "*": optim.scale(-0.1)})
@@ -278,7 +279,7 @@ def test_a_move_is_a_step_added(name: str, blocks: bool) -> None:
     for _ in range(3):
         g = gradient(optimizer.look(params, state))
         step, stepped = optimizer.update(g, state, params)
-        moved, after = optimizer.move(g, state, params)
-        assert_close(moved, tree.add(params, step))
+        there, after = moved(optimizer, g, state, params)
+        assert_close(there, tree.add(params, step))
         assert_close(after, stepped, atol=0)
-        params, state = moved, after
+        params, state = there, after

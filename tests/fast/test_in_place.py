@@ -21,6 +21,7 @@ from personafl.core.optim import Sgd
 from personafl.core.split import Split
 from personafl.core.tree import Params
 from personafl.fast.gradient import step
+from personafl.fast.trial import try_stacked
 from personafl.testing import close, everything, make_case
 
 CLIENTS, SAMPLES, INPUTS = 3, 5, 6
@@ -114,7 +115,7 @@ def test_a_step(name: str, shared: bool) -> None:
     def own(w: Params, batch: Tensor) -> Params:
         return step(objective, w, batch, -0.1)[0]
 
-    assert net.probe(x[0]).shape[0] == SAMPLES
+    try_stacked(net, x[0])
     assert net.unstackable is None
     stacked = vmap(own)(params, x)
     for client in range(CLIENTS):
@@ -192,7 +193,7 @@ def test_a_network_that_writes_a_clients_numbers_into_a_shared_place_is_not_stac
 
     for parameter in (True, False):
         net = Net(Onto(parameter))
-        net.probe(torch.rand(2, INPUTS))
+        try_stacked(net, torch.rand(2, INPUTS))
         assert net.unstackable is not None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from personafl.core import algorithm, batches, descend, losses, net, objective, seam
 from personafl.fast import losses as stacked_losses
 from personafl.fast import minibatches, network, sums, training
 
-FASTER = {
+FASTER: seam.Table = {
     descend.descend: training.descend,
     descend.descent: training.descent,
     descend.descend_from: training.descend_from,
@@ -21,6 +22,8 @@ FASTER = {
 }
 
 
-def enabled() -> AbstractContextManager[None]:
+@contextmanager
+def enabled() -> Iterator[None]:
     """Have core compute in these ways, in this thread, until left; also a decorator."""
-    return seam.using(FASTER)
+    with seam.using(FASTER):
+        yield
