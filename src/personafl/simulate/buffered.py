@@ -32,6 +32,7 @@ from personafl.core.batches import Steps
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
+from personafl.fast.table import enabled
 from personafl.recipe.buffer import BufferSection, check_size
 from personafl.simulate.buffer import Arrival, Buffer, Update
 from personafl.simulate.engine import local_steps
@@ -184,6 +185,7 @@ class BufferedSimulation(Simulation):
                 for row, client in enumerate(piece.tolist()):
                     self._waiting[client] |= {f"states/{path}": leaf[row].clone() for path, leaf in stacked.items()}
 
+    @enabled()
     def _reduced(self, uploads: Tree, clients: Clients, arrivals: list[Arrival]) -> tuple[Reduced, Reduced]:
         """Return Σ p_i·up_i/√(1 + s_i) with the weight Σ p_i; and the losses, which are not discounted."""
         weights = self.servers[0].weighing(clients)

@@ -18,6 +18,7 @@ from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, Reduced, ServerRule, join
 from personafl.core.tree import Params, Tree
 from personafl.errors import Diverged
+from personafl.fast.table import enabled
 
 Weights = Literal["examples", "uniform"]
 Clients = NDArray[np.int64]
@@ -70,6 +71,7 @@ class ServerSide:
         """Return how much each client weighs, where uploads are computed with."""
         return tree.on(self._device, self.roster.weights_of(clients))
 
+    @enabled()
     def join(self, joined: Reduced | None, uploads: Tree | Reduced, clients: Clients) -> Reduced:
         """Join the uploads of a chunk of clients, stacked, with what is joined so far, in the memory of that."""
         if isinstance(uploads, Reduced):

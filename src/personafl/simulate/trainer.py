@@ -13,6 +13,7 @@ from personafl.core.algorithm import ClientRule, Problem, Reduced, reduce
 from personafl.core.batches import Data
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
+from personafl.fast.table import enabled
 from personafl.simulate.engine import Engine, gather
 from personafl.storage.slab import Clients, Entry
 
@@ -82,6 +83,7 @@ class Trainer:
         self._learners = learners
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
 
+    @enabled()
     def __call__(self, chunk: Chunk) -> Done:
         """Train clients; return their new states and their uploads."""
         who = self._learners
