@@ -23,8 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from personafl.cloud.protocol import Coordinator, Isolate, Mix, Ready, Start
 from personafl.cloud.topology import Topology
 from personafl.core import rng
-
-Clients = NDArray[np.int64]
+from personafl.data.federated import Clients
 
 
 @dataclass(frozen=True)

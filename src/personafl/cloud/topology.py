@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from personafl.core import rng
 from personafl.core.split import listed
 from personafl.data.allot import even_sizes
-from personafl.data.federated import FederatedData
+from personafl.data.federated import Clients, FederatedData
 from personafl.errors import BadInput
 
-Clients = NDArray[np.int64]
 Weights = NDArray[np.float64]
 Matrix = tuple[tuple[float, ...], ...]  # row n: how much of each server's model is in server n's
 Mixing = str | Matrix | tuple[Matrix, ...]

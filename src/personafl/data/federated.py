@@ -20,6 +20,7 @@ from personafl.data.window import Window, copied
 from personafl.errors import BadInput, did_you_mean
 
 Rows = NDArray[np.int64]
+Clients = NDArray[np.int64]  # by their numbers
 Split = Literal["train", "validation", "test"]
 
 

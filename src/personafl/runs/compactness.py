@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from personafl.core import wire
+from personafl.data.federated import Clients
 from personafl.models.modelfile import compacted
 from personafl.runs.sizes import packed_models
 from personafl.simulate.clientside import ClientSide
 
-Clients = NDArray[np.int64]
 CLIENTS = 20  # of each kind of device; packing all of many would take longer than the rounds
 
 

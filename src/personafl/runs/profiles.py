@@ -6,17 +6,14 @@ All draws come from (seed, client), so every method of a comparison sees the sam
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from personafl.algorithms import METHODS, Training
 from personafl.core import rng
 from personafl.core.algorithm import Algorithm
 from personafl.core.split import listed
-from personafl.data.federated import FederatedData
+from personafl.data.federated import Clients, FederatedData
 from personafl.errors import BadInput
 from personafl.recipe.devices import TOLERANCE, DeviceSection
-
-Clients = NDArray[np.int64]
 
 
 def check_method(devices: Sequence[DeviceSection], algorithm: Algorithm) -> None:

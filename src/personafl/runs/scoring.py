@@ -14,13 +14,12 @@ from torch.func import vmap
 from personafl.core import tree
 from personafl.core.algorithm import ClientRule, Problem, no_steps
 from personafl.core.tree import Params, Tree
-from personafl.data.federated import Ragged
+from personafl.data.federated import Clients, Ragged
 from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import Scores, try_personal, try_shared
 from personafl.simulate.clientside import ClientSide
 from personafl.storage.store import Store
 
-Clients = NDArray[np.int64]
 T = TypeVar("T", Scores, Gains)
 SHARES = (0.25, 0.5, 0.75)  # of the personal model, in the blends that a device may choose
 

@@ -4,17 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from personafl.core import tree, wire
 from personafl.core.algorithm import packed
 from personafl.core.tree import Tree
+from personafl.data.federated import Clients
 from personafl.models.modelfile import compacted
 from personafl.runs.scoring import tuned_states
 from personafl.simulate.clientside import ClientSide
 from personafl.storage.store import Store
-
-Clients = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

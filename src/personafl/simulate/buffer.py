@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from personafl.cloud.clock import DeviceTimes
 from personafl.core import rng
+from personafl.data.federated import Clients
 
-Clients = NDArray[np.int64]
 Positive = Annotated[int, Field(ge=1)]
 
 

@@ -30,7 +30,7 @@ from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Empty, Reduced, reduce
 from personafl.core.batches import Steps
 from personafl.core.tree import Tree
-from personafl.data.federated import FederatedData
+from personafl.data.federated import Clients, FederatedData
 from personafl.errors import BadInput
 from personafl.fast.table import enabled
 from personafl.recipe.buffer import BufferSection, check_size
@@ -41,8 +41,6 @@ from personafl.simulate.simulator import Round, Simulation
 from personafl.simulate.trainer import StatesOnNodes
 from personafl.simulate.workers.nodestore import NodeStore
 from personafl.storage.store import Store
-
-Clients = NDArray[np.int64]
 
 
 def make_buffer(section: BufferSection, data: FederatedData, algorithm: Algorithm, work: Steps, seed: int) -> Buffer:

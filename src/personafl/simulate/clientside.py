@@ -16,11 +16,10 @@ from personafl.core import tree, wire
 from personafl.core.algorithm import Empty, Problem, for_returning
 from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
+from personafl.data.federated import Clients
 from personafl.errors import Diverged
 from personafl.simulate.engine import gather, steps_of
 from personafl.simulate.trainer import Chunk, Done, Known, Learners, Trainer, bound
-
-Clients = NDArray[np.int64]
 
 
 class ClientSide(ABC):

@@ -44,7 +44,6 @@ from personafl.simulate.simulator import Round, Simulation, Trained
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 
-Clients = NDArray[np.int64]
 Weights = NDArray[np.float64]
 
 

@@ -3,14 +3,12 @@
 import functools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from personafl.core import rng
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.tree import Params, Tree
-from personafl.data.federated import FederatedData
+from personafl.data.federated import Clients, FederatedData
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.cohort import Sampling
 from personafl.simulate.engine import Engine
@@ -18,8 +16,6 @@ from personafl.simulate.servers import Cloud
 from personafl.simulate.serverside import Roster, ServerSide, Weights
 from personafl.simulate.trainer import Learners
 from personafl.simulate.workers.local import Count
-
-Clients = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

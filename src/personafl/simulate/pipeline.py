@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from personafl.core.batches import Data
+from personafl.data.federated import Clients
 
-Clients = NDArray[np.int64]
 T = TypeVar("T")
 
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from personafl.cloud.clock import Aggregation, Phases, play
 from personafl.cloud.protocol import Coordinator
 from personafl.cloud.topology import Topology, Weights, full, matrices
+from personafl.data.federated import Clients
 from personafl.recipe.cloud import CloudSection
-
-Clients = NDArray[np.int64]
 
 
 def coordinator_of(section: CloudSection) -> Coordinator:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, Reduced, ServerRule, join
 from personafl.core.tree import Params, Tree
+from personafl.data.federated import Clients
 from personafl.errors import Diverged
 from personafl.fast.table import enabled
 
 Weights = Literal["examples", "uniform"]
-Clients = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced, for_returning
 from personafl.core.tree import Tree
+from personafl.data.federated import Clients
 from personafl.simulate.clientside import ClientSide, received
 from personafl.simulate.cohort import draw_cohort, draw_offline
 from personafl.simulate.engine import samples_of, steps_of
@@ -27,7 +26,6 @@ from personafl.simulate.workers.nodestore import NodeStore
 from personafl.simulate.workers.order import begun_order, in_order
 from personafl.storage.store import States, Store
 
-Clients = NDArray[np.int64]
 _WAITING = 16  # chunks that may wait for an earlier one,
 _ROOM = 2**28  # and the bytes that they may take
 
