@@ -35,6 +35,12 @@ def test_imports_go_down() -> None:
     } == set()
 
 
+def test_no_executor_knows_a_method() -> None:
+    known = {other for name, others in IMPORTS.items() for other in others if not name.startswith("algorithms")}
+    methods = {name for name in known if name.startswith("algorithms")}
+    assert methods == {"algorithms", "algorithms.training", "algorithms.uplink"}  # the table, and what all share
+
+
 def test_no_module_and_no_package_is_in_a_cycle() -> None:
     packages = joined(IMPORTS, {name: module.package for name, module in MODULES.items()})
     assert {" ".join(part) for graph in (IMPORTS, packages) for part in cycles(graph)} == set()
