@@ -44,6 +44,7 @@ from personafl.simulate.workers.local import LocalWorkers, WorkerFailed, done_by
 from personafl.simulate.workers.nodestore import NodeStore, StatesLost
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
+from simulate.inline_ray import RAY
 from waiting import until
 
 installed = pytest.mark.skipif(
@@ -170,6 +171,25 @@ def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: 
     api.run(recipe, out=tmp_path / "there")
     with done_by(LocalWorkers):
         api.run(recipe, out=tmp_path / "here")
+    assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
+
+
+@pytest.mark.parametrize("case", ["a part of the model", "a buffer"])
+def test_so_it_has_with_nodes_in_this_process(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", RAY)
+    recipe = apply_overrides(RECIPE, BITS[case])
+    fetched: set[int] = set()
+    fetch = RayWorkers.fetch
+
+    def watched(self: RayWorkers, node: int, *given: Any, **more: Any) -> Any:
+        fetched.add(node)
+        return fetch(self, node, *given, **more)
+
+    monkeypatch.setattr(RayWorkers, "fetch", watched)
+    with done_by(RayWorkers):
+        api.run(recipe, out=tmp_path / "there")
+    api.run(recipe, out=tmp_path / "here")
+    assert fetched == {0, 1}
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
 
 
