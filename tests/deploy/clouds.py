@@ -32,7 +32,6 @@ from processes import (
     kill_some,
     plain,
     recipe_of,
-    tell,
 )
 
 from personafl.cloud.clock import Aggregation, Turn
@@ -89,15 +88,14 @@ class CloudCluster(Cluster):
         number = int(device.removeprefix("device-"))
         return next(port for port, own in zip(self.ports, self.members, strict=True) if number in own)
 
-    def be(self, name: str) -> None:
+    async def role(self, name: str, tell: Callable[[Any], None]) -> None:
         if name.startswith("device-"):
-            super().be(name)
+            await super().role(name, tell)
             return
         from personafl.deploy.server.cloudserver import CloudServerConfig, run_cloud_server
         from personafl.deploy.server.coordinator import run_coordinator
         from personafl.deploy.server.service import ServiceConfig
 
-        torch.set_num_threads(1)
         port = self.port if name == "coordinator" else self.ports[self.servers.index(name)]
         given: dict[str, Any] = {
             "recipe": self.recipe,
@@ -107,10 +105,10 @@ class CloudCluster(Cluster):
             "listen": f"localhost:{port}",
         }
         if name == "coordinator":
-            asyncio.run(run_coordinator(ServiceConfig(**given), tell))
+            await run_coordinator(ServiceConfig(**given), tell)
         else:
             config = CloudServerConfig(**given, coordinator=f"localhost:{self.port}")
-            asyncio.run(run_cloud_server(config, tell))
+            await run_cloud_server(config, tell)
 
     def start_all(self, before: Callable[[], None] | None = None) -> None:
         """Start everyone; `before` runs first in the devices."""

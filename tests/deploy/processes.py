@@ -152,10 +152,13 @@ class Cluster:
 
     def be(self, name: str) -> None:
         """Be a server, a device, or several devices, whose names are joined by a comma; to the end."""
+        torch.set_num_threads(1)
+        asyncio.run(self.role(name, tell))
+
+    async def role(self, name: str, tell: Callable[[Any], None]) -> None:
+        """Do what somebody does, to the end."""
         from personafl.deploy.device.device import DeviceConfig, run_device
         from personafl.deploy.server.server import ServerConfig, run_server
-
-        torch.set_num_threads(1)
 
         async def device(one: str) -> None:
             data = str(self.folder / "dealt" / f"{one}.safetensors")
@@ -163,9 +166,6 @@ class Cluster:
             server = f"localhost:{self.port_of(one)}"
             config = DeviceConfig(server=server, data=data, state=state, files=self.files_of(one))
             await run_device(config, tell)
-
-        async def devices() -> None:
-            await asyncio.gather(*map(device, name.split(",")))
 
         if name == "server":
             config = ServerConfig(
@@ -175,9 +175,9 @@ class Cluster:
                 revocations=self.folder / "pki" / "revoked.pem",
                 listen=f"localhost:{self.port}",
             )
-            asyncio.run(run_server(config, tell))
+            await run_server(config, tell)
         else:
-            asyncio.run(devices())
+            await asyncio.gather(*map(device, name.split(",")))
 
     def reap(self) -> None:
         """Notice who has ended."""

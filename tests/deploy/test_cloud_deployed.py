@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clouds import cloud_recipe, waiting
+from clouds import CloudCluster, cloud_recipe, played, waiting
 from deploy_harness import channel, identity_of
 
 from personafl.core import wire
@@ -40,6 +40,28 @@ def driven(*words: str) -> list[dict[str, Any]]:
     done = subprocess.run([sys.executable, str(DRIVER), *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("protocol", ["sync", "async"])
+def test_a_cloud_in_one_process_gives_the_simulators_bits(protocol: str, tmp_path: Path) -> None:
+    """A coordinator, two servers and their four devices, over sockets; what did not wait is played again."""
+    recipe = two(protocol, rounds=2)
+    made = CloudCluster(recipe, tmp_path)
+
+    async def whole() -> None:
+        running = []
+        for name in ("coordinator", *made.servers):  # one after the other: networks are drawn with torch's generator
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            running.append(asyncio.create_task(made.role(name, events.put_nowait)))
+            assert (await events.get()).what == "listening"
+        await asyncio.gather(*running, *(made.role(name, print) for name in made.devices))
+
+    asyncio.run(whole())
+    servers, states = made.outcome()
+    wanted = played(recipe, None if protocol == "sync" else made.aggregations())
+    assert servers == wanted[0]
+    assert protocol != "sync" or states == wanted[1]
+    assert made.rounds_known()
 
 
 Results = dict[str, list[dict[str, Any]]]
