@@ -29,7 +29,7 @@ from personafl import Recipe, api, cli
 from personafl.core import tree
 from personafl.errors import BadInput, Diverged, PersonaError
 from personafl.recipe.values import apply_overrides
-from personafl.runs import build, checkpoints
+from personafl.runs import checkpoints, learners
 from personafl.runs.build import prepare
 from personafl.runs.listener import Progress
 from personafl.simulate.cloud import make_simulation
@@ -546,7 +546,7 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_cluster_does_not_train_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "named_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(learners, "named_device", lambda name: torch.device("cuda"))
     with done_by(RayWorkers), pytest.raises(BadInput, match=r"set engine\.device=cpu"):
         prepare(Recipe.parse(RECIPE))
 
