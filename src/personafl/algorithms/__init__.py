@@ -1,7 +1,5 @@
 """The methods. A new one is a file here and a line in `METHODS`; the file is imported when its method is asked for."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

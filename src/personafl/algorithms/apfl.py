@@ -22,8 +22,6 @@ weight decay, if set, act on w and v each by itself. The loss that is reported i
 newcomer trains v (and α) with w fixed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
@@ -34,9 +32,9 @@ from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import fine_tuning, retrained, steady
-from personafl.algorithms.training import Count, Rate, Training
+from personafl.algorithms.training import Count, Rate, Training, TunedClient
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientRule, Problem
+from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import LocalOptimizer, Optimizer, OptimizerSpec, Sgd, by_block
@@ -55,12 +53,11 @@ class Mixed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApflClient(ClientRule):
+class ApflClient(TunedClient):
     """Client rule: FedAvg's w_i, beside it v_i, and α_i too where `adapt` says how it steps."""
 
     shared: Training = field(default_factory=Training)
     personal: LocalOptimizer = field(default_factory=Sgd)  # of v_i
-    tune: Training = field(default_factory=Training)  # of a newcomer's v_i
     mixing: float = 0.5  # α_i at the start
     adapt: Sgd | None = None
 
@@ -68,11 +65,6 @@ class ApflClient(ClientRule):
     def phases(self) -> Mapping[str, Steps]:
         """One pass on w_i and v_i together."""
         return {"local": self.shared.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """A newcomer trains v_i."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Mixed:
         """v_i = w_t."""

@@ -7,19 +7,15 @@ S. Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 1 (FedO
 is a pseudo-gradient −Δ_t for a server optimizer. SGD with rate 1 gives w_{t+1} = Σ_i p_i w_i: FedAvg.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from personafl.algorithms.training import Training
+from personafl.algorithms.training import OnePassClient
 from personafl.core import tree
-from personafl.core.algorithm import ClientRule, Problem, Reduced, ServerRule
-from personafl.core.batches import Steps
+from personafl.core.algorithm import Problem, Reduced, ServerRule
 from personafl.core.optim import OptimizerSpec, Sgd
 from personafl.core.tree import Params, Tree
 
@@ -47,15 +43,8 @@ class Shared(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedModelClient(ClientRule):
+class SharedModelClient(OnePassClient):
     """Base of client rules without a personal model: one pass of local training a round, and nothing to personalize."""
-
-    training: Training = field(default_factory=Training)
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
 
     def models(self, problem: Problem, down: Any, state: Tree) -> dict[str, Params]:
         """Everyone uses the shared model."""

@@ -12,8 +12,6 @@ With 1 bit Q(y) = mean|y|·sign(y) is exact. With more, α and s are found in tu
 times. Which weights are quantized is as in QuPeD; without bits none are. The personal model is Q(y). Nothing is shared.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -8,8 +8,6 @@ T. Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization
 λ = 0 is Local training (from w), λ → ∞ the shared model. The shared path is FedAvg's to the bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,8 +17,8 @@ from torch import Tensor
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal, retrained
-from personafl.algorithms.training import Count, NonNegative, Rate, Training
-from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem
+from personafl.algorithms.training import Count, NonNegative, Rate, Training, TunedClient
+from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
@@ -29,23 +27,17 @@ from personafl.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class DittoClient(ClientRule):
+class DittoClient(TunedClient):
     """Client rule: FedAvg's for w, and a personal model v_i held to w_t by `pull` (λ)."""
 
     shared: FedAvgClient = field(default_factory=FedAvgClient)
     personal: Training = field(default_factory=Training)
-    tune: Training = field(default_factory=Training)  # of a newcomer's v_i
     pull: float = 0.1
 
     @property
     def phases(self) -> Mapping[str, Steps]:
         """FedAvg's pass, then one on v_i."""
         return {**self.shared.phases, "personal": self.personal.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """A newcomer trains v_i only."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Personal:
         """v_i = w_t."""
@@ -65,13 +57,7 @@ class DittoClient(ClientRule):
         return global_and_personal(down, state)
 
     def _train(
-        self,
-        problem: Problem,
-        down: Model,
-        state: Personal,
-        batches: Batches,
-        training: Training,
-        round_: Tensor,
+        self, problem: Problem, down: Model, state: Personal, batches: Batches, training: Training, round_: Tensor
     ) -> Personal:
         held = Quadratic(anchor=down.model, strength=self.pull)
         return Personal(descend(problem.mean_loss, state.model, batches, training.optimizer.at(round_), term=held)[0])

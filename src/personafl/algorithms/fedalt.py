@@ -19,8 +19,6 @@ With nothing personal both are FedAvg; with everything personal FedSim is Local 
 Gradient clipping, if set, is per block (u and v).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,8 +28,8 @@ import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
 from personafl.algorithms.personal import fine_tuning, retrained
-from personafl.algorithms.training import Count, NonNegative, Rate, Training
-from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem, Reduced, ServerRule, sent_once
+from personafl.algorithms.training import Count, NonNegative, Rate, Training, TunedClient
+from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, ServerRule, sent_once
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend, descent
 from personafl.core.optim import OptimizerSpec, by_block
@@ -61,12 +59,11 @@ class Own(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialClient(ClientRule):
+class PartialClient(TunedClient):
     """Client rule of FedAlt, and with `simultaneous` of FedSim."""
 
     shared: Training = field(default_factory=Training)  # τ_u, γ_u
     personal: Training = field(default_factory=Training)  # τ_v, γ_v
-    tune: Training = field(default_factory=Training)
     simultaneous: bool = False
     stateful: bool = True
 
@@ -75,11 +72,6 @@ class PartialClient(ClientRule):
         """FedAlt: a pass on v, then one on u. FedSim: one on both."""
         alternating = {} if self.simultaneous else {"personal": self.personal.work}
         return {**alternating, "local": self.shared.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """A pass on v with u fixed."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Parts | PartsEachTime, generator: torch.Generator) -> Own | Empty:
         """v_i is the common start; stateless clients keep nothing."""

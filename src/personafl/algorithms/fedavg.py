@@ -6,8 +6,6 @@ H. B. McMahan et al., *Communication-Efficient Learning of Deep Networks from De
     server:    w_{t+1} = Σ_i p_i w_i,   p_i ∝ n_i (or uniform) over the cohort
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

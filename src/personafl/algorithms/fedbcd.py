@@ -48,8 +48,6 @@ training.steps = 5 with least_steps = 1, and is called epochs in §5: training.e
 are K pulls either way: as many as epochs, not as minibatches, where training counts epochs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,9 +59,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.personal import fine_tuning
-from personafl.algorithms.training import Count, Decay, NonNegative, Rate, Training
+from personafl.algorithms.training import Count, Decay, NonNegative, OnePassClient, Rate, Training, TunedClient
 from personafl.core import prox, tree
-from personafl.core.algorithm import Algorithm, ClientRule, Problem, Reduced, ServerRule, own_fields, sent_once
+from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, own_fields, sent_once
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend_from
 from personafl.core.optim import Accelerated, Optimizer, Sgd
@@ -107,18 +105,13 @@ class OfflineIterates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Device(ClientRule):
+class _Device(OnePassClient, TunedClient):
     """What both client rules share."""
 
     uploads_of_state: ClassVar[tuple[str, ...]] = ("change",)  # from x⁽⁰⁾ = 0 it is x itself
     training: Training = field(default_factory=lambda: Training(optimizer=Accelerated()))
     tune: Training = field(default_factory=lambda: Training(optimizer=Accelerated()))
     penalty: float = 1.0  # γ
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
 
     def _own_penalty(self, problem: Problem) -> float:
         """γ_i."""
@@ -144,11 +137,6 @@ class _Device(ClientRule):
 @dataclass(frozen=True, kw_only=True)
 class FedBcdClient(_Device):
     """Client rule of FedBCD: ASPG on the penalised loss."""
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """A longer pass of the same."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Anchor, generator: torch.Generator) -> Iterates:
         """x = x⁻ = x⁽⁰⁾."""

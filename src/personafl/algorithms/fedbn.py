@@ -13,8 +13,6 @@ ones ("shared"). GroupNorm and LayerNorm, which keep none, are personal in full.
 with the rest fixed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from personafl.algorithms.averaging import PLAIN_MEAN
@@ -25,11 +23,7 @@ from personafl.core.optim import OptimizerSpec
 
 
 def fedbn(
-    training: Training,
-    *,
-    tune_lr: Rate | None = None,
-    tune_epochs: Count = 5,
-    server: OptimizerSpec = PLAIN_MEAN,
+    training: Training, *, tune_lr: Rate | None = None, tune_epochs: Count = 5, server: OptimizerSpec = PLAIN_MEAN
 ) -> Algorithm:
     """Personal normalisation layers, the rest shared, trained together."""
     both = fedsim(training, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)

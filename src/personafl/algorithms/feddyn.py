@@ -14,8 +14,6 @@ Deviation: uploads are weighted as the recipe says. By samples, the default, 1/M
 the duals, weighted as the objective Σ(n_i/n)f_i is; the paper's means are plain, `federation.weights = "uniform"`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

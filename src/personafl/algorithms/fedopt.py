@@ -13,8 +13,6 @@ Deviation: FedAdam corrects the bias of m and v, as Adam does and as it is commo
 the other two.
 """
 
-from __future__ import annotations
-
 from personafl.algorithms.averaging import Averaging
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.training import Decay, Rate, Training

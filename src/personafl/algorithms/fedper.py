@@ -13,8 +13,6 @@ Deviations: the paper has all clients in every round; W_P,i starts at the start 
 while the paper lets every client draw its own. A newcomer trains W_P with W_B fixed (the paper has no newcomers).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from personafl.algorithms.averaging import PLAIN_MEAN
@@ -25,11 +23,7 @@ from personafl.core.optim import OptimizerSpec
 
 
 def fedper(
-    training: Training,
-    *,
-    tune_lr: Rate | None = None,
-    tune_epochs: Count = 5,
-    server: OptimizerSpec = PLAIN_MEAN,
+    training: Training, *, tune_lr: Rate | None = None, tune_epochs: Count = 5, server: OptimizerSpec = PLAIN_MEAN
 ) -> Algorithm:
     """Shared base layers, personal output layer, trained together."""
     both = fedsim(training, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)

@@ -9,8 +9,6 @@ Deviation: the paper samples clients with probability p_k and takes the plain me
 mean is weighted, as for every method.
 """
 
-from __future__ import annotations
-
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.training import NonNegative, Training

@@ -15,8 +15,6 @@ Deviations: uploads are weighted as the recipe says, `federation.weights = "unif
 start model's head, the same for all. A newcomer trains its head with φ_T fixed, as the paper's new clients do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from personafl.algorithms.averaging import PLAIN_MEAN

@@ -26,8 +26,6 @@ Variants, by option:
 Deviation: uploads are weighted as the recipe says; `federation.weights = "uniform"` is the paper's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -39,9 +37,9 @@ from personafl.algorithms.averaging import Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.feddyn import Dual, DynamicClient, DynamicServer
 from personafl.algorithms.personal import fine_tuning, retrained
-from personafl.algorithms.training import Count, NonNegative, Rate, Training
+from personafl.algorithms.training import Count, NonNegative, Rate, Training, TunedClient
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem, Reduced, ServerRule, sent_once
+from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, ServerRule, sent_once
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import LocalOptimizer
@@ -68,12 +66,11 @@ class Fused(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlrClient(ClientRule):
+class SlrClient(TunedClient):
     """Client rule: phase I on w by the `solver`, phase II on p_i with w_t fixed."""
 
     solver: DynamicClient | FedAvgClient = field(default_factory=DynamicClient)
     personal: Training = field(default_factory=Training)
-    tune: Training = field(default_factory=Training)
     penalty: Penalty = "sparse"
     sparsity: float = 1e-3  # μ
     start_at_model: bool = False
@@ -82,11 +79,6 @@ class SlrClient(ClientRule):
     def phases(self) -> Mapping[str, Steps]:
         """A pass on w, then one on p_i."""
         return {**self.solver.phases, "personal": self.personal.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """More of phase II."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: LowRank, generator: torch.Generator) -> Fused:
         """p_i = 0 (its weights w_0), γ_i = 0."""

@@ -23,8 +23,6 @@ w_t ⊙ m_i. T (search_rounds) is an option: set it to the number of rounds, as 
 w_T ⊙ m_i with its start mask, and does not search.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -39,9 +37,9 @@ from torch.func import grad
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import Personal, fine_tuning
-from personafl.algorithms.training import Count, Rate, Training
+from personafl.algorithms.training import Count, Rate, Training, TunedClient
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, ClientRule, Problem
+from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
@@ -59,11 +57,10 @@ class Masks(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpaClient(ClientRule):
+class SpaClient(TunedClient):
     """Client rule: train the active entries, then search for better ones."""
 
     training: Training = field(default_factory=Training)
-    tune: Training = field(default_factory=Training)
     density: float = 0.5
     prune_rate: float = 0.5  # α_0
     search_rounds: int = 100  # T
@@ -73,11 +70,6 @@ class SpaClient(ClientRule):
         """One pass of local training, and a minibatch for the search."""
         one = dataclasses.replace(self.training.work, epochs=None, steps=1, least=None)
         return {"local": self.training.work, **({"search": one} if self.prune_rate else {})}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """A newcomer trains its sparse model."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Masks:
         """Draw a mask."""

@@ -11,8 +11,6 @@ With part = "personal" only the personal part of the network (model.personal) is
 Clients keep nothing between rounds; fine-tuning happens when a client asks for its model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,8 +20,8 @@ import torch
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
-from personafl.algorithms.training import Count, Rate, Training
-from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem
+from personafl.algorithms.training import Count, Rate, Training, TunedClient
+from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
@@ -33,22 +31,16 @@ Part = Literal["all", "personal"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneClient(ClientRule):
+class FinetuneClient(TunedClient):
     """Client rule: FedAvg's, and fine-tuning."""
 
     shared: FedAvgClient = field(default_factory=FedAvgClient)
-    tune: Training = field(default_factory=Training)
     part: Part = "all"
 
     @property
     def phases(self) -> Mapping[str, Steps]:
         """As FedAvg."""
         return self.shared.phases
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """The fine-tuning pass."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Empty:
         """Keep nothing between rounds."""

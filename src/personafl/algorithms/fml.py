@@ -13,8 +13,6 @@ comparison has them "similar to our use of λ_p". Both models learn from labels,
 weight decay and schedule.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from personafl.algorithms.quped import Share, quped

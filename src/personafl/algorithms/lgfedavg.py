@@ -14,8 +14,6 @@ one, as the paper's experiments have it); the paper's auxiliary losses on ℓ_i 
 out. A newcomer trains its body with g fixed; the paper lets it vote with all the others' models.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from personafl.algorithms.averaging import PLAIN_MEAN
@@ -26,11 +24,7 @@ from personafl.core.optim import OptimizerSpec
 
 
 def lgfedavg(
-    training: Training,
-    *,
-    tune_lr: Rate | None = None,
-    tune_epochs: Count = 5,
-    server: OptimizerSpec = PLAIN_MEAN,
+    training: Training, *, tune_lr: Rate | None = None, tune_epochs: Count = 5, server: OptimizerSpec = PLAIN_MEAN
 ) -> Algorithm:
     """Personal body, shared output layer, trained together."""
     both = fedsim(training, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)

@@ -5,8 +5,6 @@
 Nothing is sent in either direction but the mean training loss. A client may have its own architecture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,8 +13,8 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.personal import Personal, fine_tuning
-from personafl.algorithms.training import Count, Training
-from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem, Reduced, ServerRule
+from personafl.algorithms.training import Count, OnePassClient, Training
+from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, ServerRule
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.descend import descend
 from personafl.core.tree import Params
@@ -29,16 +27,10 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalClient(ClientRule):
+class LocalClient(OnePassClient):
     """Client rule: train one's own model."""
 
-    training: Training = field(default_factory=Training)
     alone: Training = field(default_factory=Training)  # of a client that did not take part
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
 
     @property
     def tuning(self) -> Mapping[str, Steps]:

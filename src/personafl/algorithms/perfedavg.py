@@ -19,8 +19,6 @@ The reported loss is that after the inner step, f_i(w̃; D′). With α = 0 the 
 and D″ anew in every step; here each of the three goes through the client's data in its own order, epoch by epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

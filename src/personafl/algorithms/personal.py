@@ -1,7 +1,5 @@
 """What the methods with a whole personal model share: its state, and who uses which model."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple, TypeVar
 
@@ -28,12 +26,7 @@ def global_and_personal(down: Model, state: Personal | Empty) -> dict[str, Param
 
 
 def retrained(
-    training: Training,
-    *,
-    lr: float | None,
-    epochs: int | None,
-    steps: int | None = None,
-    decay: float | None = None,
+    training: Training, *, lr: float | None, epochs: int | None, steps: int | None = None, decay: float | None = None
 ) -> Training:
     """Return the training with another learning rate, weight decay, or amount of work, then a fixed one.
 

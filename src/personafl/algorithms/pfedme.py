@@ -17,20 +17,17 @@ a short run needs a larger one (with ηλ = 1 w_i moves to θ). The reported los
 penalty.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
-from personafl.algorithms.training import Count, Rate, Training
+from personafl.algorithms.training import Count, OnePassClient, Rate, Training, TunedClient
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientRule, Problem
-from personafl.core.batches import Batches, Data, Repeated, Steps
+from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.batches import Batches, Data, Repeated
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
 from personafl.core.terms import Quadratic
@@ -38,24 +35,12 @@ from personafl.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreauClient(ClientRule):
+class MoreauClient(OnePassClient, TunedClient):
     """Client rule: gradient steps on the envelope, each from `inner_steps` on the penalised loss."""
 
-    training: Training = field(default_factory=Training)
-    tune: Training = field(default_factory=Training)  # of the same, without sending
     pull: float = 15.0  # λ
     inner_steps: int = 5  # K
     outer_lr: float = 0.005  # η
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """The same for one's own sake."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Personal:
         """θ_i = w_t."""

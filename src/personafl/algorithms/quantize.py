@@ -10,8 +10,6 @@ printed form is corrected here). The members of a center are the entries nearest
 All functions are pure and run under vmap and grad; centers come sorted and in the dtype of x.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal

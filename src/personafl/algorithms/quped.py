@@ -48,10 +48,7 @@ Deviation: the authors' runs take all of ∇_x f_i(Q_c(x)) as 0, also for the la
 learn from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Literal, NamedTuple
@@ -66,9 +63,9 @@ from personafl.algorithms import quantize
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import fine_tuning, retrained, steady
 from personafl.algorithms.quantize import FullPrecision
-from personafl.algorithms.training import Count, NonNegative, Rate, Training
+from personafl.algorithms.training import Count, NonNegative, OnePassClient, Rate, Training, TunedClient
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientRule, Problem
+from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.optim import Accelerated, LocalOptimizer, OptimizerSpec, Sgd
 from personafl.core.schedule import Constant, Exponential, Step
@@ -95,11 +92,9 @@ class Centered(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QupedClient(ClientRule):
+class QupedClient(OnePassClient, TunedClient):
     """Client rule: proximal steps on x and c, and distillation steps on w_i, on the same minibatches."""
 
-    training: Training = field(default_factory=Training)  # of x
-    tune: Training = field(default_factory=Training)  # of x, w fixed
     shared: LocalOptimizer = field(default_factory=Sgd)  # of w
     centers: Sgd = field(default_factory=Sgd)
     center_scale: CenterScale = "mean"
@@ -114,16 +109,6 @@ class QupedClient(ClientRule):
     pace: Fraction = Fraction(1)  # what a round adds to λ's t
     sharpness: float | None = None
     freeze_after: int | None = None
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """One pass of local training."""
-        return {"local": self.training.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """The same with w fixed."""
-        return {"tune": self.tune.work}
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Centered:
         """Return where x and c start."""

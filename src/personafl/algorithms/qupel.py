@@ -14,8 +14,6 @@ whose distillation it has not: all models have one architecture, and
 η₃ are those of QuPeD's comparison.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from personafl.algorithms.quped import Bits, Growth, Unit, quped

@@ -21,8 +21,6 @@ part of f_i. Where training.clip acts, it limits the corrected gradient, and c_i
 it; near the optimum, where the corrected gradients vanish, it does not act.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -127,7 +125,5 @@ def scaffold(training: Training, *, server_lr: Rate = 1.0) -> Algorithm:
             f"(given: {optimizer.momentum})"
         )
     return Algorithm(
-        "scaffold",
-        ScaffoldClient(training=training),
-        ScaffoldServer(averaging=Averaging(optimizer=Sgd(lr=server_lr))),
+        "scaffold", ScaffoldClient(training=training), ScaffoldServer(averaging=Averaging(optimizer=Sgd(lr=server_lr)))
     )

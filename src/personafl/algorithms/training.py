@@ -1,12 +1,12 @@
 """How a client trains and how a server steps: the fields that all methods share."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
+from personafl.core.algorithm import ClientRule
 from personafl.core.batches import Steps
 from personafl.core.optim import LocalOptimizer, Sgd
 
@@ -23,3 +23,27 @@ class Training:
 
     work: Steps = field(default_factory=lambda: Steps(epochs=1))
     optimizer: LocalOptimizer = field(default_factory=Sgd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePassClient(ClientRule):
+    """Base of client rules that make one pass of local training a round."""
+
+    training: Training = field(default_factory=Training)
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """One pass of local training."""
+        return {"local": self.training.work}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedClient(ClientRule):
+    """Base of client rules that make a newcomer's own model in one pass, and with `finetune` go on with everyone's."""
+
+    tune: Training = field(default_factory=Training)
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """The pass of fine-tuning."""
+        return {"tune": self.tune.work}

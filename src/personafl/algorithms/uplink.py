@@ -26,8 +26,6 @@ What a method keeps on the device is made of its uncompressed upload. Deviation 
 vectors themselves (v = uᵀa), not what one power step per round from the last ones makes of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

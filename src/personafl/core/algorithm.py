@@ -299,10 +299,7 @@ class Reduced(NamedTuple):
     def plus(self, other: Reduced) -> Reduced:
         """Join the uploads of two groups."""
         return Reduced(
-            tree.add(self.total, other.total),
-            self.weight + other.weight,
-            self.clients + other.clients,
-            self.dtypes,
+            tree.add(self.total, other.total), self.weight + other.weight, self.clients + other.clients, self.dtypes
         )
 
     def mean(self) -> Any:

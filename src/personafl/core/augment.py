@@ -10,8 +10,6 @@ and the sample's place in the minibatch, as those of dropout are: without state,
 clients are run.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Data lives once, as one tensor for all clients; a client's batches are row numbe
 others are padded: `real` says which entries count, and a step without any real entry does nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar

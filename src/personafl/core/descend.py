@@ -12,8 +12,6 @@ they are. A step may also look at several minibatches (`Zipped`), or many steps 
 This is what training means. Executors may compute it otherwise (`core.seam`), with equal results up to rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ A `Task` joins the loss that is trained with the score that is reported. CTC (A.
 whose alignment with the input is unknown: class 0 is the blank, and every frame's output counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

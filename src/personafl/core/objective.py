@@ -1,7 +1,5 @@
 """What clients minimise: the mean loss of a network on a minibatch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

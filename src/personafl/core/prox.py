@@ -3,8 +3,6 @@
 A `Prox` used by `descend` maps the parameters after a gradient step to the parameters that are kept.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Literal

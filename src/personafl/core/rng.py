@@ -4,8 +4,6 @@ There is no generator to save, so a crash replays, cohorts and splits are the sa
 seed, and a whole cohort's shuffles are drawn in one vectorised call.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 Factors are float64 whatever the round's dtype, so that a rate is never rounded to less than the weights' precision.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

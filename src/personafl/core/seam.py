@@ -5,8 +5,6 @@ use, calls of it go to the one that the table has in its place: equal results, u
 and executors put it to use; whoever reads or tests a definition need not know of it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

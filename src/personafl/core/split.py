@@ -1,7 +1,5 @@
 """Which parameters are personal: a declared part of one network, by name patterns."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import re

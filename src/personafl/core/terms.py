@@ -1,7 +1,5 @@
 """Terms that methods add to a client's loss."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

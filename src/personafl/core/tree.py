@@ -3,8 +3,6 @@
 Built on the tree utilities that `torch.func` itself uses, so whatever vmap accepts, these functions accept.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

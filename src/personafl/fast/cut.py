@@ -6,8 +6,6 @@ graph (torch.fx), so no module declares it: under a trained output layer the fea
 first layer there are none.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ A GPU trains a thousand small clients in the time in which a host shuffles their
 one key for each client and epoch; hashing and sorting the samples is left to the device.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

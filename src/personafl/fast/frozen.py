@@ -9,8 +9,6 @@ Where a network has no such features, or they would take too much memory, traini
 to rounding.
 """
 
-from __future__ import annotations
-
 import torch
 
 from personafl.core.batches import Batches

@@ -6,8 +6,6 @@ client's loss depends on its own parameters alone, so the gradient of the sum of
 tensors beneath `vmap`, has every client's gradient in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 

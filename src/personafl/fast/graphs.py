@@ -8,8 +8,6 @@ A recording takes a moment, so a shape is recorded when it comes for the second 
 the number of steps differs from round to round: it is then filled up to a few round numbers with steps that do nothing.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

@@ -5,8 +5,6 @@ plain step W ← W + γ gᵀx is one matrix product onto W then; the gradient it
 written. This holds for any network: whoever calls `torch.nn.functional.linear`, as `nn.Linear` does, has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Losses of stacked clients, computed beneath the vmap that stacks them: its own way takes several times as long."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

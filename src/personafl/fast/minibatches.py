@@ -1,7 +1,5 @@
 """Minibatches of stacked clients, gathered beneath the vmap that stacks them; and the samples they have, each once."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

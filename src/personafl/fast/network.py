@@ -1,7 +1,5 @@
 """Networks called in fewer passes over memory."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch

@@ -4,8 +4,6 @@ Weights, updates and losses stay as exact as they are. What training computes in
 exact too.
 """
 
-from __future__ import annotations
-
 import contextlib
 from contextlib import AbstractContextManager
 

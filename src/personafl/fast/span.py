@@ -18,8 +18,6 @@ D = c + μ(W₀ − V) + d·W₀, so that W = W₀ + AᵀZ + s·D with one numbe
 results up to rounding.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A function that is written for plain tensors [clients, …] can so be called in 
 one client, with PyTorch's own tape underneath.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Steps onto parameters in one pass over them, in their own memory where nobody else has them."""
 
-from __future__ import annotations
-
 import functools
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Sums over clients on a GPU."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

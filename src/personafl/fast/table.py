@@ -1,7 +1,5 @@
 """All that is put in the place of core's definitions (`core.seam`), and how executors do so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -5,8 +5,6 @@ Where the objective is a network's mean loss, work that is the same in every ste
 gradient of a linear layer (`fast.gradient`), and parameters that nobody else has are stepped in their own memory.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Whether networks of several clients can be run at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.func import grad, vmap

@@ -1,7 +1,5 @@
 """From a recipe to what clients know, which is all that a device builds: nothing of a server or a simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

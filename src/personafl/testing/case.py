@@ -1,7 +1,5 @@
 """What an algorithm is tried on: five clients of unequal size with real digits, a small network, float64."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import tempfile
@@ -17,13 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import (
-    Algorithm,
-    Problem,
-    Reduced,
-    ServerRule,
-    for_returning,
-)
+from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, for_returning
 from personafl.core.batches import Batches, Data
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net

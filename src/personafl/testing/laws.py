@@ -5,8 +5,6 @@ demand of a rule. Each law is a function of a `Case`: five clients of unequal si
 float64. Laws share what was trained for a case.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import tempfile
@@ -22,14 +20,7 @@ from torch.utils import _pytree as pytree
 
 from personafl.algorithms.uplink import TopEntries, compressed
 from personafl.core import tree, wire
-from personafl.core.algorithm import (
-    Algorithm,
-    Problem,
-    no_steps,
-    packed,
-    reduce,
-    untrained_upload,
-)
+from personafl.core.algorithm import Algorithm, Problem, no_steps, packed, reduce, untrained_upload
 from personafl.core.tree import Tree
 from personafl.errors import BadInput
 from personafl.simulate.cloud import mixed

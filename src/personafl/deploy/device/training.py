@@ -1,7 +1,5 @@
 """One device's part of a federation: its data, its state, and the rule that it runs. The simulator with one client."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from personafl.core import rng, tree, wire
