@@ -16,7 +16,6 @@ from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged
 from personafl.recipe.recipe import Recipe
-from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare
 from personafl.runs.listener import Listener
 from personafl.runs.loop import run_job
@@ -29,6 +28,7 @@ from personafl.storage.rundir import (
     claim_name,
     refuse_existing,
     resume_command,
+    run_path,
 )
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ def as_recipe(recipe: RecipeLike) -> Recipe:
     """Return a recipe given as itself, as nested dicts, or as a TOML file's path."""
     if isinstance(recipe, Recipe):
         return recipe
-    if isinstance(recipe, Mapping):
-        return Recipe.parse(recipe)
-    return Recipe.parse(read_toml(Path(recipe)), str(recipe))
+    return Recipe.parse(recipe) if isinstance(recipe, Mapping) else Recipe.read(Path(recipe))
 
 
 def run(
@@ -179,12 +177,10 @@ def resume(path: str | Path, *, listener: Listeners | None = None) -> Result | C
 def recipe_of(path: Path) -> Recipe:
     """Return the recipe of a run (as a comparison of one) or of a comparison."""
     if (path / COMPARISON_FILE).exists():
-        return as_recipe(path / COMPARISON_FILE)
+        return Recipe.read(path / COMPARISON_FILE)
     if not (path / "recipe.toml").exists():
         raise BadInput(f"{path}: not a run directory (it has no recipe.toml)")
-    recipe = as_recipe(path / "recipe.toml")
-    alone = recipe.compare.model_copy(update={"methods": (recipe.method.name,), "seeds": (recipe.seed,)})
-    return recipe.model_copy(update={"compare": alone})
+    return Recipe.read(path / "recipe.toml").alone()
 
 
 def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[tuple[Path, int, int]]]:
@@ -214,11 +210,6 @@ def _runs(path: Path) -> list[Path]:
     if not (path / COMPARISON_FILE).exists():
         return [path]
     return [run_path(path, method, seed) for seed in compare.seeds for method in compare.methods]
-
-
-def run_path(path: Path, method: str, seed: int) -> Path:
-    """Return the directory of one run of a comparison."""
-    return path / f"{method}-seed{seed}"
 
 
 def _run_all(recipe: Recipe, path: Path, listener: Listeners | None, splits: dict[int, FederatedData]) -> Comparison:

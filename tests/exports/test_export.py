@@ -32,7 +32,7 @@ from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare
 from personafl.runs.result import Result
-from personafl.runs.scoring import tuned_states
+from personafl.runs.scoring import stages
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
@@ -70,8 +70,7 @@ def models_of(run: Path) -> tuple[Params, dict[str, Params]]:
     own: dict[str, Params] = {}
     shared: Params = {}
     for client, name in enumerate(fed.data.client_names):
-        one = np.array([client])
-        states = tuned_states(simulation, tuned, 0, down, one) if client in tuned else simulation.states(0, down, one)
+        *_, (_, states) = stages(simulation, tuned, 0, down, np.array([client]))  # the last one
         state = torch.utils._pytree.tree_map(lambda leaf: leaf[0], states)
         models = fed.algorithm.client.models(fed.problems[0], down, state)
         shared = models.get("global", {})

@@ -29,15 +29,13 @@ from personafl.models.network import SharedNetwork
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare
+from personafl.runs.checkpoints import opened
 from personafl.runs.job import Job
 from personafl.runs.problems import shared_network
 from personafl.runs.result import Result
 from personafl.runs.sizes import packed_models
-from personafl.simulate.cloud import make_simulation
-from personafl.simulate.simulator import Simulation
 from personafl.storage.files import atomic_write, read_json, storage
 from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, resume_command
-from personafl.storage.store import Store
 
 Listener = Callable[[int, int], None]  # models written, of how many
 _SAMPLES = 64  # that an ONNX file is checked on
@@ -157,7 +155,8 @@ class _Finished:
         self._plain = data  # as it is given to exported models
         self._job = prepare(recipe, data, model, algorithm)
         self._federation, self._run = self._job.federation, run
-        self._simulation, self._tuned = _opened(run, self._job)
+        directory = RunDirectory(run)
+        self._simulation, self._tuned = opened(self._job, directory, directory.checkpoint())
         self._result = Result.load(run)
         self._alone = _alone(run, recipe)
         self._files = _file_names(self._federation.data.client_names)
@@ -280,7 +279,7 @@ def _recipe(run: Path) -> Recipe:
         inside = sorted(str(child.parent) for child in run.glob("*/recipe.toml"))
         remedy = f"export one of those in it: {listed(inside)}" if inside else "it has no recipe.toml"
         raise BadInput(f"{run}: not the directory of a run; {remedy}")
-    recipe = Recipe.parse(read_toml(path), str(path))
+    recipe = Recipe.read(path)
     if not (run / "result.json").exists():
         rounds = RunDirectory(run).checkpoint().rounds
         raise BadInput(
@@ -338,18 +337,6 @@ def _check_data(run: Path, data: FederatedData) -> None:
             f"{run}: the data are not those of the run (split {before[:12]}, now {now[:12]}); "
             f"put them back, or if they were an object: personafl.export({str(run)!r}, data=…)"
         )
-
-
-def _opened(run: Path, job: Job) -> tuple[Simulation, Store]:
-    """Return the simulation as its last checkpoint left it, and the fine-tuned states."""
-    directory, budget = RunDirectory(run), job.recipe.engine.store_mb * 2**20
-    checkpoint = directory.checkpoint()
-    store = Store(run / "states", budget, checkpoint.states)
-    try:
-        simulation = make_simulation(job.federation, store, directory.server_bytes(checkpoint))
-    except BadInput as error:
-        raise BadInput(f"{run}: the server's state after round {checkpoint.rounds}: {error}") from error
-    return simulation, Store(run / "tuned", budget, checkpoint.tuned)
 
 
 def _refuse_others(out: Path, digest: str) -> None:

@@ -233,9 +233,9 @@ def _networks(
     recipe: Recipe, federation: Federation, models: Sequence[Network] | None
 ) -> Iterator[tuple[Network, Net]]:
     """Yield the networks to look at that can be built for the data; one that was asked for must be."""
-    data, own = federation.data, recipe.model
+    data = federation.data
     known = [Network(name=name) for name in MODELS if name not in _DIVIDED]
-    mine = Network(name=own.name, buffers=own.buffers, **own.options).resolved(data)
+    mine = recipe.model.whole.resolved(data)
     for network in models or (known if mine in known else [mine, *known]):
         resolved = network.resolved(data)
         try:

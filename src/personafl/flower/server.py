@@ -25,7 +25,6 @@ from personafl.deploy.server.service import Event
 from personafl.errors import BadInput
 from personafl.flower.messages import Call, Fate, Present, Trained, pack, unpack
 from personafl.recipe.recipe import Recipe
-from personafl.recipe.values import read_toml
 
 _POLL = 0.2  # seconds between two looks for answers
 _LOOK = 1.0  # seconds between two looks for nodes
@@ -44,7 +43,7 @@ def server_app(recipe: Path) -> ServerApp:
         out = context.run_config.get("out")
         if not isinstance(out, str) or not out:
             raise BadInput("""out: missing in the run config; say where the run is kept: --run-config 'out="runs/x"'""")
-        with Rounds(Recipe.parse(read_toml(recipe), str(recipe)), Path(out).expanduser()) as rounds:
+        with Rounds(Recipe.read(Path(recipe)), Path(out).expanduser()) as rounds:
             _Server(grid, rounds, bool(context.run_config.get("authenticated"))).run()
 
     app.main()(main)

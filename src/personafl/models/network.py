@@ -34,6 +34,11 @@ class SharedNetwork(Network):
     adapter: AdapterKind | None = None  # residual, bottleneck or lora; None: none, or what fits if personal = "adapter"
     adapter_size: Positive = 16  # width of a bottleneck, rank of lora
 
+    @property
+    def whole(self) -> Network:
+        """The same network with no part that is apart."""
+        return Network(name=self.name, buffers=self.buffers, **self.options)
+
 
 def default_model(data: FederatedData) -> str:
     """Return a small model that fits the data."""

@@ -27,7 +27,7 @@ from personafl.recipe.federation import FederationSection
 from personafl.recipe.method import MethodSection, PretrainSection, build_method
 from personafl.recipe.sweep import SweepSection, check_sweep
 from personafl.recipe.training import TrainingSection
-from personafl.recipe.values import merged, plain, without_none
+from personafl.recipe.values import merged, plain, read_toml, without_none
 
 
 class Recipe(Strict):
@@ -94,6 +94,11 @@ class Recipe(Strict):
         except BadInput as problem:
             raise BadInput(f"{where}: {problem}" if where else str(problem)) from problem
         return recipe
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        """Read and validate a recipe file."""
+        return cls.parse(read_toml(path), str(path))
 
     def algorithm(self) -> Algorithm:
         """Return the method with its options."""

@@ -15,7 +15,7 @@ from personafl import __version__
 from personafl.errors import BadInput
 from personafl.runs.result import Result
 from personafl.storage.files import read_json
-from personafl.storage.rundir import COMPARISON_FILE, RunDirectory
+from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, run_path
 
 Values = dict[str, Any]
 # Of a row of a result, what the page shows.
@@ -100,7 +100,7 @@ def _source(path: Path) -> Source:
 
 
 def _child(path: Path, recipe: Values, method: str, seed: int) -> Run:
-    child = path / f"{method}-seed{seed}"
+    child = run_path(path, method, seed)
     if child.exists():
         return replace(_run(child), label=method)
     return Run(path=child, label=method, seed=seed, recipe=recipe, environment={}, split={}, begun=False)

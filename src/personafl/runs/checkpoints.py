@@ -9,9 +9,21 @@ from personafl.errors import BadInput, Diverged, Interrupted
 from personafl.runs.job import Job
 from personafl.runs.tracking import Tracker
 from personafl.simulate.cloud import make_simulation
-from personafl.simulate.simulator import Round
+from personafl.simulate.simulator import Round, Simulation
 from personafl.storage.rundir import Checkpoint, RunDirectory, resume_command
 from personafl.storage.store import Store
+
+
+def opened(job: Job, directory: RunDirectory, checkpoint: Checkpoint) -> tuple[Simulation, Store]:
+    """Return the simulation as a checkpoint left it, and the fine-tuned states."""
+    budget = job.recipe.engine.store_mb * 2**20
+    store = Store(directory.path / "states", budget, checkpoint.states)
+    try:
+        server = directory.server_bytes(checkpoint) if checkpoint.rounds or checkpoint.server else None
+        simulation = make_simulation(job.federation, store, server)
+    except BadInput as error:
+        raise BadInput(f"{directory.path}: the server's state after round {checkpoint.rounds}: {error}") from error
+    return simulation, Store(directory.path / "tuned", budget, checkpoint.tuned)
 
 
 class Run:
@@ -20,14 +32,7 @@ class Run:
     def __init__(self, job: Job, directory: RunDirectory, checkpoint: Checkpoint, tracker: Tracker) -> None:
         self.job, self.directory, self.total, self._saved = job, directory, checkpoint, time.monotonic()
         self._tracker = tracker
-        budget = job.recipe.engine.store_mb * 2**20
-        store = Store(directory.path / "states", budget, checkpoint.states)
-        self.tuned = Store(directory.path / "tuned", budget, checkpoint.tuned)
-        server = directory.server_bytes(checkpoint) if checkpoint.rounds else None
-        try:
-            self.simulation = make_simulation(job.federation, store, server)
-        except BadInput as error:
-            raise BadInput(f"{directory.path}: the server's state after round {checkpoint.rounds}: {error}") from error
+        self.simulation, self.tuned = opened(job, directory, checkpoint)
 
     def record(self, entry: dict[str, Any]) -> None:
         """Write a line of metrics, here and where the recipe tracks them."""

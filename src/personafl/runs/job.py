@@ -14,7 +14,6 @@ from personafl.data.describe import sketch
 from personafl.errors import BadInput
 from personafl.recipe.compare import CompareSection
 from personafl.recipe.recipe import Recipe
-from personafl.recipe.values import read_toml
 from personafl.simulate.federation import Federation
 from personafl.storage.files import read_json
 from personafl.storage.rundir import RunDirectory
@@ -50,7 +49,7 @@ class Job:
 
     def check_begun(self, directory: RunDirectory) -> None:
         """Refuse to continue a run as a different one: the result would belong to neither."""
-        before = Recipe.parse(read_toml(directory.path / "recipe.toml"), str(directory.path / "recipe.toml"))
+        before = Recipe.read(directory.path / "recipe.toml")
         old, new = (recipe.model_copy(update={"compare": CompareSection()}) for recipe in (before, self.recipe))
         if old.to_toml() != new.to_toml():
             keys = ", ".join(key for key in Recipe.model_fields if getattr(old, key) != getattr(new, key))

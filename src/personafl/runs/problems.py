@@ -44,8 +44,7 @@ def make_problems(
         return (shared,)
     made = []
     if model is None and not any(map(is_adapter, net.shapes)):
-        same = recipe.model.resolved(data)
-        made.append((Network(name=same.name, buffers=same.buffers, **same.options), net))
+        made.append((recipe.model.whole.resolved(data), net))
     problems = []
     for index, profile in enumerate(recipe.devices):
         own = None

@@ -95,7 +95,8 @@ def _candidates(
     side: ClientSide, tuned: Store | None, which: int, down: Tree, group: Clients, base: Params | None, twice: bool
 ) -> Iterator[tuple[str, Params]]:
     """Yield the stacked models of clients that are alike, one kind after the other: they may be large."""
-    models = dict(_models(side, tuned, which, down, group))
+    stacked = {name: _personal(side, which, down, states) for name, states in stages(side, tuned, which, down, group)}
+    models = {name: params for name, params in stacked.items() if params is not None}
     if twice and "tuned" not in models:  # a newcomer, among clients that have both
         models["tuned"] = models["personal"]
     yield from models.items()
@@ -117,33 +118,28 @@ def _alike(side: ClientSide, tuned: Store | None, clients: Clients) -> Iterator[
         yield clients[kinds == kind]
 
 
-def _models(
-    side: ClientSide, tuned: Store | None, which: int, down: Tree, group: Clients
-) -> Iterator[tuple[str, Params]]:
-    """Yield the stacked personal models of clients that are alike."""
-    problem, first = side.learners.problems[which], int(group[0])
-    known = side.has_model(first)
-    ready = tuned is not None and first in tuned
+def stages(side: ClientSide, tuned: Store | None, which: int, down: Tree, group: Clients) -> Iterator[tuple[str, Tree]]:
+    """Yield what the models of clients that are alike are made from, stacked: states after the rounds, and fine-tuned.
+
+    Who has no model after the rounds is a newcomer; fine-tuned, it has its "personal" one.
+    """
+    first = int(group[0])
+    known, ready = side.has_model(first), tuned is not None and first in tuned
     if known or not ready:
-        yield from _personal(side, problem, down, side.states(which, down, group), "personal")
+        yield "personal", side.states(which, down, group)
     if ready and tuned is not None:
-        states = tuned_states(side, tuned, which, down, group)
-        yield from _personal(side, problem, down, states, "tuned" if known else "personal")
+        device = side.learners.data.device
+        stacked = {path: leaf.to(device) for path, leaf in tuned.take(group).items()}
+        yield "tuned" if known else "personal", tree.unflatten(_tuned_shape(side, which, down), stacked)
 
 
-def _personal(side: ClientSide, problem: Problem, down: Tree, states: Tree, name: str) -> Iterator[tuple[str, Params]]:
-    """Yield the personal models of stacked states, if they have any."""
-    rule = side.learners.rule
-    if tree.leaves(states) and "personal" in rule.models(problem, down, tree.take(states, 0)):
-        own: Params = vmap(lambda state: rule.models(problem, down, state)["personal"])(states)
-        yield name, own
-
-
-def tuned_states(side: ClientSide, tuned: Store, which: int, down: Tree, clients: Clients) -> Tree:
-    """Return the stacked states of clients after fine-tuning."""
-    device = side.learners.data.device
-    stacked = {path: leaf.to(device) for path, leaf in tuned.take(clients).items()}
-    return tree.unflatten(_tuned_shape(side, which, down), stacked)
+def _personal(side: ClientSide, which: int, down: Tree, states: Tree) -> Params | None:
+    """Return the personal models of stacked states, if they have any."""
+    rule, problem = side.learners.rule, side.learners.problems[which]
+    if not tree.leaves(states) or "personal" not in rule.models(problem, down, tree.take(states, 0)):
+        return None
+    own: Params = vmap(lambda state: rule.models(problem, down, state)["personal"])(states)
+    return own
 
 
 def _tuned_shape(side: ClientSide, which: int, down: Tree) -> Tree:

@@ -1,6 +1,5 @@
 """How large the models are that come out of a run, as a device would store them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from personafl.core.algorithm import packed
 from personafl.core.tree import Tree
 from personafl.data.federated import Clients
 from personafl.models.modelfile import compacted
-from personafl.runs.scoring import tuned_states
+from personafl.runs.scoring import stages
 from personafl.simulate.clientside import ClientSide
 from personafl.storage.store import Store
 
@@ -54,20 +53,8 @@ def packed_models(
     """
     models: dict[str, tuple[Tree, ...]] = {}
     message = side.broadcast(server)
-    for name, state in _states(side, tuned, client, wire.dense(message)):
-        rule, which = side.learners.rule, side.learners.problem_of[client]
-        parts = packed(rule, side.learners.problems[which], message, state)
+    which = int(side.learners.problem_of[client])
+    for name, states in stages(side, tuned, which, wire.dense(message), np.array([client])):
+        parts = packed(side.learners.rule, side.learners.problems[which], message, tree.take(states, 0))
         models |= {name if key == "personal" else key: value for key, value in parts.items()}
     return models
-
-
-def _states(side: ClientSide, tuned: Store | None, client: int, down: Tree) -> Iterator[tuple[str, Tree]]:
-    """Yield what a client's models are made from: what it has after the rounds, and after fine-tuning."""
-    which = int(side.learners.problem_of[client])
-    known = side.has_model(client)
-    if known or tuned is None or client not in tuned:
-        states = side.states(which, down, np.array([client]))
-        yield "personal", tree.take(states, 0)
-    if tuned is not None and client in tuned:
-        states = tuned_states(side, tuned, which, down, np.array([client]))
-        yield "tuned" if known else "personal", tree.take(states, 0)

@@ -161,6 +161,11 @@ def _renamed(entry: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in entry.items()} if entry["event"] == "score" else entry
 
 
+def run_path(comparison: Path, method: str, seed: int) -> Path:
+    """Return the directory of one run of a comparison."""
+    return comparison / f"{method}-seed{seed}"
+
+
 def refuse_existing(path: Path) -> None:
     """Fail if a new run directory cannot have this path because something is there."""
     with storage(path):

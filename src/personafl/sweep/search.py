@@ -37,7 +37,7 @@ from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.sweep import SWEEP_FILE, space
-from personafl.recipe.values import merged, put, read_toml
+from personafl.recipe.values import merged, put
 from personafl.runs.build import prepare
 from personafl.runs.interrupt import Stop, polite_stop
 from personafl.simulate.workers.local import ending
@@ -121,7 +121,7 @@ def load_sweep(path: Path) -> Sweep:
 
 
 def _recipe_of(path: Path) -> Recipe:
-    return Recipe.parse(read_toml(path / SWEEP_FILE), str(path / SWEEP_FILE))
+    return Recipe.read(path / SWEEP_FILE)
 
 
 def _check(recipe: Recipe) -> None:
