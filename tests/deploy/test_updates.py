@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 
 BOUND = 100.0
+FOREVER = datetime.max.replace(tzinfo=UTC)
 
 
 class Open(NamedTuple):
@@ -102,6 +105,21 @@ def refusal(opened: Open, update: Update, payload: bytes, who: Identity | None =
     return None
 
 
+def test_a_server_has_one_number_for_each_device_however_many_samples_these_claim(tmp_path: Path) -> None:
+    """Twenty devices claim 10⁶ samples each: 160 MB at every enrolment, if a server had an entry for each of them."""
+    hello = Hello(samples=10**6, input_shape=[1, 8, 8], classes=10)
+    with Rounds(recipe_of("fedavg"), tmp_path / "run") as rounds:
+        rounds.enrol(Identity("device-0", "device", 0, 0, FOREVER), hello)
+        rounds.begin()
+        tracemalloc.start()
+        for number in range(1, 20):
+            rounds.enrol(Identity(f"device-{number}", "device", number, 0, FOREVER), hello)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert rounds._server.roster.population == 20 * 10**6
+        assert peak < 2**20
+
+
 def test_there_are_at_least_twenty_classes() -> None:
     assert len(CLASSES) >= 20
 
@@ -139,10 +157,14 @@ def test_who_is_not_enrolled_or_not_selected_is_refused(tmp_path: Path, opened: 
     going.cohort = cohort
 
 
-def test_an_update_is_taken_once(tmp_path: Path) -> None:
+def test_an_update_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay of the same bytes changes nothing; other bytes in its place are refused; so is a closed round's."""
     opened = second_round(tmp_path, recipe_of("fedavg", 2))
+    parsed, real = list[int](), wire.decode_named
+    monkeypatch.setattr(wire, "decode_named", lambda data: parsed.append(len(data)) or real(data))  # type: ignore[func-returns-value]
     assert opened.rounds.accept(opened.one, opened.update, opened.payload) is False
+    opened.rounds._joined()
+    assert parsed == [len(opened.payload)] * 2  # once when it comes, once when it is used
     assert opened.rounds.accept(opened.one, opened.update, opened.payload) is True
     with pytest.raises(Refused) as caught:
         opened.rounds.accept(opened.one, opened.update, opened.payload + b" ")

@@ -298,7 +298,11 @@ def _saved(named: dict[str, Tensor]) -> bytes:
 
 def decode(data: bytes, like: T) -> T:
     """Return the message in `data`, compact forms kept; `like` is any dense message of the expected structure."""
-    named = decode_named(data)
+    return from_named(decode_named(data), like)
+
+
+def from_named(named: dict[str, Tensor], like: T) -> T:
+    """Return the message that tensors by name are; `like` is any dense message of the expected structure."""
     found: dict[str, dict[str | None, Tensor]] = {}
     for name, value in named.items():
         path, mark, part = name.partition("#")

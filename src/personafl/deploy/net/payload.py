@@ -34,7 +34,7 @@ def most_bytes(like: Tree) -> int:
 def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: float) -> Tree:
     """Return the dense upload in the bytes that a device sent, or refuse them. `like` is one of the same structure."""
     forms = {tree.path_name(path): type(leaf) for path, leaf in _leaves(like)}
-    upload = wire.dense(opened(data, like, declared, forms))
+    upload = _opened(data, like, declared, forms)[1]
     total = 0.0
     for name, leaf in tree.flatten(upload).items():
         if not leaf.is_floating_point():
@@ -47,16 +47,19 @@ def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: floa
     return upload
 
 
-def opened(data: bytes, like: T, declared: type[Any], forms: dict[str, type[Any]] | None = None) -> T:
-    """Return the message in bytes from elsewhere, compact forms kept, or refuse them.
+def opened(data: bytes, like: T, declared: type[Any]) -> T:
+    """Return the message in bytes from elsewhere, compact forms kept, or refuse them."""
+    return _opened(data, like, declared, None)[0]
 
-    `forms` are those that each entry may have besides a plain tensor; None: any.
-    """
+
+def _opened(data: bytes, like: T, declared: type[Any], forms: dict[str, type[Any]] | None) -> tuple[T, T]:
+    """Return the same, and dense; `forms` are those that each entry may have besides a plain tensor, None: any."""
     try:
         named = wire.decode_named(data)
     except (*_BROKEN, MemoryError) as error:
         raise Refused(Code.BAD_PAYLOAD, "not a safetensors payload") from error
-    shapes = tree.flatten(wire.dense(like))
+    expected = wire.dense(like)
+    shapes = tree.flatten(expected)
     paths = {name.partition("#")[0] for name in named}
     _check_names(paths, declared)
     if paths != shapes.keys():
@@ -71,14 +74,14 @@ def opened(data: bytes, like: T, declared: type[Any], forms: dict[str, type[Any]
         elif value.dtype != shapes[path].dtype:
             raise Refused(Code.BAD_DTYPE, f"{path} should be {shapes[path].dtype}")
     try:
-        message = wire.decode(data, wire.dense(like))
-        found = tree.flatten(wire.dense(message))
+        message = wire.from_named(named, expected)
+        plain = wire.dense(message)
     except _BROKEN as error:
         raise Refused(Code.BAD_FORM, str(error).splitlines()[0][:200] if str(error) else "bad form") from error
-    for path, value in found.items():
+    for path, value in tree.flatten(plain).items():
         if value.dtype != shapes[path].dtype:
             raise Refused(Code.BAD_DTYPE, f"{path} should be {shapes[path].dtype}")
-    return message
+    return message, plain
 
 
 def _check_names(paths: Any, declared: type[Any]) -> None:

@@ -220,7 +220,8 @@ class Coordination(Journaled):
             self.mixes[server] += 1
             self.staleness[server] = since
         if event.round >= self.done:
-            handed = [self._opened(self._file(n, self._waiting[n].round).read_bytes()) for n in event.members]
+            files = [self._file(server, self._waiting[server].round) for server in event.members]
+            handed = [wire.decode(file.read_bytes(), self._like) for file in files]  # checked when they came
             self._models = self._updated(event, handed) if self.cloud.shared else self._averaged(event, handed)
             self.done = event.round + 1
             self.directory.commit(Checkpoint(rounds=self.done), wire.encode(self._models))

@@ -17,7 +17,6 @@ import numpy as np
 
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Reduced, for_returning
-from personafl.core.tree import Tree
 from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Hello, Update, digest_of
@@ -152,7 +151,7 @@ class Rounds(Journaled):
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
         if update.samples != member.samples:
             raise Refused(Code.BAD_SAMPLES, f"{member.name} enrolled with {member.samples} samples")
-        self._opened(member, payload)
+        opened_update(payload, self._likes[member.profile], self._declared, self.section.norm_bound)
         atomic_write(self._update_file(going.number, number), payload)
         self.journal.write("accepted", round=going.number, number=number, digest=digest)
         going.taken[number] = digest
@@ -265,10 +264,6 @@ class Rounds(Journaled):
         whole = wire.encode(message)
         again = wire.encode(for_returning(message))
         self.open = Open(self.done, cohort, wanted, digest_of(whole), whole, again)
-
-    def _opened(self, member: Member, payload: bytes) -> Tree:
-        like = self._likes[member.profile]
-        return opened_update(payload, like, self._declared, self.section.norm_bound)
 
     def _update_file(self, round_: int, number: int) -> Path:
         return self.directory.path / "updates" / f"{round_:06d}-{number:06d}.safetensors"
