@@ -59,7 +59,8 @@ def pki_issue(
 ) -> None:
     """Issue certificates, or renew them."""
     _check_installed()
-    from personafl.deploy.pki import LOCAL_HOSTS, issue, role_of
+    from personafl.deploy.net.identity import role_of
+    from personafl.deploy.pki import LOCAL_HOSTS, issue
 
     for name in names:
         role_of(name)
@@ -121,7 +122,7 @@ def _listening(
     words: list[str] | None, identity: Path, listen: str, out_path: Path | None, revoked: Path | None
 ) -> dict[str, Any]:
     """Return what every process that listens is started with."""
-    from personafl.deploy.pki import Files
+    from personafl.deploy.net.identity import Files
 
     recipe = parsed(words).anchored()
     return {
@@ -145,7 +146,7 @@ def device(
     """Take part as a device: train on one's own data, send what the method declares, keep the rest."""
     _check_installed()
     from personafl.deploy.device.device import DeviceConfig, run_device
-    from personafl.deploy.pki import Files
+    from personafl.deploy.net.identity import Files
 
     config = DeviceConfig(server=server, data=data, state=state, files=Files.beside(identity), profile=profile)
     asyncio.run(run_device(config, lambda text: say(f"{identity.stem}: {text}")))
@@ -154,7 +155,7 @@ def device(
 def status(server: Server, identity: Identity, as_json: Json = False) -> None:
     """Print how far a server is, and which devices are with it; or a coordinator, and its servers."""
     _check_installed()
-    from personafl.deploy.pki import Files
+    from personafl.deploy.net.identity import Files
     from personafl.deploy.server.operator import ask_status
 
     report = asyncio.run(ask_status(server, Files.beside(identity)))

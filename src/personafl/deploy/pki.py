@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import ipaddress
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,34 +26,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from personafl.deploy.net.identity import NUMBER_URI, Files, role_of
 from personafl.errors import BadInput
 from personafl.storage.files import atomic_write, read_json, storage, write_json
 
-NUMBER_URI = "personafl:client:"
-_NAME = re.compile(r"server|coordinator|(cloud|device)-[a-z0-9]([a-z0-9._-]{0,40}[a-z0-9])?")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SLACK = timedelta(minutes=5)  # clocks differ
 _CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 # Devices never serve: their certificates must not pass for a server's.
 _USES = {"device": [_CLIENT], "server": [_SERVER], "cloud": [_CLIENT, _SERVER], "coordinator": [_CLIENT, _SERVER]}
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where one machine's certificate, key and authority are."""
-
-    certificate: Path
-    key: Path
-    authority: Path
-
-    @classmethod
-    def beside(cls, certificate: Path) -> Files:
-        """Return a certificate with its key and ca.pem, which lie beside it; fail if one is not there."""
-        files = cls(certificate, certificate.with_suffix(".key"), certificate.with_name("ca.pem"))
-        for path in (files.certificate, files.key, files.authority):
-            if not path.is_file():
-                raise BadInput(f"--identity {certificate}: {path} is not there; see personafl pki issue")
-        return files
 
 
 @dataclass(frozen=True)
@@ -66,15 +46,6 @@ class Issued:
     serial: int
     ends: str
     revoked: bool = False
-
-
-def role_of(name: str) -> str:
-    """Return what a name may do: server, coordinator, cloud or device; fail on any other name."""
-    if not _NAME.fullmatch(name):
-        raise BadInput(
-            f"name {name!r}: use server, coordinator, cloud-NAME or device-NAME, NAME in small letters, digits, - . _"
-        )
-    return name.partition("-")[0]
 
 
 def init(directory: Path, days: int = 3650) -> Path:

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from personafl.algorithms import METHODS
 from personafl.options import Strict, checked
 from personafl.recipe.method import find_method
 
@@ -32,7 +33,7 @@ class CompareSection(Strict):
     def check(self) -> None:
         """Fail if a method or one of its options does not exist."""
         for name in self.methods:
-            if name not in self.variants:
+            if name not in {*self.variants, *METHODS}:  # else it is there, and imported when it is asked for
                 find_method(name, "compare.methods", self.variants)
         for name, options in self.options.items():
             checked(find_method(name, "compare.options"), options, f"compare.options.{name}")

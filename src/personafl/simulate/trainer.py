@@ -15,8 +15,9 @@ from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.fast.table import enabled
 from personafl.simulate.engine import Engine, gather
-from personafl.storage.slab import Clients, Entry
 
+Clients = NDArray[np.int64]
+Entry = dict[str, torch.Tensor]  # states of clients, stacked and flattened to {path: tensor}
 _SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
 
 

@@ -17,9 +17,8 @@ from personafl.deploy.device.state import DeviceState
 from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import messages
 from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.identity import identify
+from personafl.deploy.net.identity import Files, identify
 from personafl.deploy.net.transport import Channel, Unreachable
-from personafl.deploy.pki import Files
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 

@@ -6,17 +6,38 @@ looked at here, each time.
 
 import functools
 import os
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.pki import NUMBER_URI, role_of
 from personafl.errors import BadInput
+
+NUMBER_URI = "personafl:client:"
+_NAME = re.compile(r"server|coordinator|(cloud|device)-[a-z0-9]([a-z0-9._-]{0,40}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where one machine's certificate, key and authority are."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+    @classmethod
+    def beside(cls, certificate: Path) -> Self:
+        """Return a certificate with its key and ca.pem, which lie beside it; fail if one is not there."""
+        files = cls(certificate, certificate.with_suffix(".key"), certificate.with_name("ca.pem"))
+        for path in (files.certificate, files.key, files.authority):
+            if not path.is_file():
+                raise BadInput(f"--identity {certificate}: {path} is not there; see personafl pki issue")
+        return files
 
 
 @dataclass(frozen=True)
@@ -68,6 +89,15 @@ class Revocations:
         if not listed.is_signature_valid(key):
             raise BadInput(f"{self._path}: the revocation list is not signed by {self._authority}")
         self._stamp, self._revoked = stamp, frozenset(entry.serial_number for entry in listed)
+
+
+def role_of(name: str) -> str:
+    """Return what a name may do: server, coordinator, cloud or device; fail on any other name."""
+    if not _NAME.fullmatch(name):
+        raise BadInput(
+            f"name {name!r}: use server, coordinator, cloud-NAME or device-NAME, NAME in small letters, digits, - . _"
+        )
+    return name.partition("-")[0]
 
 
 @functools.lru_cache(maxsize=4096)

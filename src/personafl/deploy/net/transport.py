@@ -14,10 +14,9 @@ import grpc
 import grpc.aio
 
 from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.identity import Identity, Revocations, identify
+from personafl.deploy.net.identity import Files, Identity, Revocations, identify
 from personafl.deploy.net.messages import Have, Held, Message, Part, Refusal, Said, digest_of
 from personafl.deploy.net.stream import FRAME_BYTES, Cap, Partials, frames, receive
-from personafl.deploy.pki import Files
 from personafl.errors import BadInput
 
 Handle = Callable[[Identity, Said], Awaitable[Said]]

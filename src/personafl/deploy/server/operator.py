@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from personafl.deploy.net.codes import Refused
+from personafl.deploy.net.identity import Files
 from personafl.deploy.net.messages import Report, Status
 from personafl.deploy.net.transport import Channel, Unreachable
-from personafl.deploy.pki import Files
 from personafl.errors import BadInput
 
 _REPORT_BYTES = 2**24

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from personafl.deploy.net.codes import Refused
-from personafl.deploy.net.identity import Identity, Revocations
+from personafl.deploy.net.identity import Files, Identity, Revocations
 from personafl.deploy.net.messages import Said
 from personafl.deploy.net.stream import Cap
 from personafl.deploy.net.transport import serve
-from personafl.deploy.pki import Files
 from personafl.deploy.server.history import Closed
 from personafl.recipe.recipe import Recipe
 from personafl.storage.journal import Journal
