@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personafl.cloud.topology import check_mixing, full, matrices, place, ring
+from personafl.cloud.mixing import check_mixing, full, matrices, ring
+from personafl.cloud.topology import place
 from personafl.data.config import DataConfig, Iid
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput

@@ -49,12 +49,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from personafl.errors import BadInput
+from personafl.evaluate import CAUTION
 
 Values = NDArray[np.float64]
 
-# Leave the global model at odds of more than two to one. A smaller bound hurts fewer devices, and gives up part of what
-# personalization gains in the mean and in the worst decile.
-CAUTION = 0.3
 _FREEDOM = 4.0  # ν
 _RIDGE = 1e-6  # relative: statistics may be multiples of each other, and sums come from float32
 

@@ -1,7 +1,8 @@
 """Models by name, by dotted path, or any `nn.Module` of the user's."""
 
 import inspect
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from personafl.core.split import Split
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, did_you_mean
 from personafl.fast.trial import try_stacked
-from personafl.models import additive, convolutional, transformer, zoo
 from personafl.models.adapters import AdapterKind, Site, default_adapter, with_adapters
 from personafl.models.network import Network, SharedNetwork, default_model
 from personafl.models.parts import needs_adapter, personal_split
@@ -31,23 +31,40 @@ __all__ = [
     "with_adapters",
 ]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "linear": zoo.linear,
-    "mlp": zoo.mlp,
-    "cnn": zoo.cnn,
-    "lenet": convolutional.lenet,
-    "cnn1": convolutional.cnn1,
-    "cnn2": convolutional.cnn2,
-    "resnet18": convolutional.resnet18,
-    "resnet20": convolutional.resnet20,
-    "resnet32": convolutional.resnet32,
-    "bag": zoo.TextBag,
-    "window": zoo.TextWindow,
-    "transformer": transformer.LanguageModel,
-    "speech": transformer.SpeechModel,
-    "additive": additive.Additive,
-    "split_input": additive.SplitInput,
+_HOMES = {
+    "linear": "zoo.linear",
+    "mlp": "zoo.mlp",
+    "cnn": "zoo.cnn",
+    "lenet": "convolutional.lenet",
+    "cnn1": "convolutional.cnn1",
+    "cnn2": "convolutional.cnn2",
+    "resnet18": "convolutional.resnet18",
+    "resnet20": "convolutional.resnet20",
+    "resnet32": "convolutional.resnet32",
+    "bag": "zoo.TextBag",
+    "window": "zoo.TextWindow",
+    "transformer": "transformer.LanguageModel",
+    "speech": "transformer.SpeechModel",
+    "additive": "additive.Additive",
+    "split_input": "additive.SplitInput",
 }
+
+
+class _Models(Mapping[str, Callable[..., nn.Module]]):
+    """What builds each model; its file is imported when the model is asked for."""
+
+    def __getitem__(self, name: str) -> Callable[..., nn.Module]:
+        found: Callable[..., nn.Module] = pkgutil.resolve_name(f"{__name__}.{_HOMES[name]}")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+MODELS = _Models()
 
 
 def make_net(network: Network, data: FederatedData, module: nn.Module | None = None) -> Net:
@@ -89,7 +106,7 @@ def _source(network: Network, data: FederatedData, module: nn.Module | None) -> 
         for name in network.options:
             raise BadInput(f"model.{name}: a module that is made already takes no options; remove it")
         return found
-    known = found in MODELS.values()
+    known = network.name in MODELS
     beside = type(network).model_fields
     given = checked(found, network.options, "model", beside=beside) if known else dict(network.options)
     return _maker(found, given, data, network.name)

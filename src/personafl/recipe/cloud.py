@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from personafl.cloud.topology import Matrix, check_mixing
+from personafl.cloud.mixing import Matrix, check_mixing
 from personafl.errors import BadInput
 from personafl.latency.laws import Exponential, Latency, Trace
 from personafl.options import Positive, Strict

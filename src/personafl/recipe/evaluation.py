@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from personafl.evaluate.choice import CAUTION
+from personafl.evaluate import CAUTION
 from personafl.options import Positive, Strict
 
 

@@ -11,7 +11,7 @@ import functools
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.fast.draws import drawn, padding_of
-from personafl.fast.graphs import Graphs
 from personafl.fast.rounding import rounded_products
 from personafl.fast.stack import Stack, stacked
 from personafl.fast.table import enabled
+
+if TYPE_CHECKING:
+    from personafl.fast.graphs import Graphs
 
 Strategy = Literal["stacked", "sequential"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
@@ -82,7 +84,7 @@ class Engine:
             "sequential" if alone else "stacked",
             1 if alone else min(chunk, 1024),  # one: so there are chunks for all worker processes
             least,
-            Graphs() if strategy == "graphs" else None,
+            _graphs() if strategy == "graphs" else None,
             bfloat16,
         )
 
@@ -127,6 +129,12 @@ class Engine:
         if len(results) == 1:  # without a copy
             return tree.map(lambda leaf: leaf.unsqueeze(0), results[0])
         return tree.stack(results)
+
+
+def _graphs() -> Graphs:
+    from personafl.fast.graphs import Graphs  # for a GPU alone
+
+    return Graphs()
 
 
 @functools.cache

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.cloud.clock import Aggregation, Phases, play
+from personafl.cloud.mixing import Weights, full, matrices
 from personafl.cloud.protocol import Coordinator
-from personafl.cloud.topology import Topology, Weights, full, matrices
+from personafl.cloud.topology import Topology
 from personafl.data.federated import Clients
 from personafl.recipe.cloud import CloudSection
 

@@ -12,11 +12,10 @@ from personafl.core import rng, tree, wire
 from personafl.core.algorithm import ClientRule, Problem, Reduced, reduce
 from personafl.core.batches import Data
 from personafl.core.tree import Tree
-from personafl.data.federated import FederatedData
+from personafl.data.federated import Clients, FederatedData
 from personafl.fast.table import enabled
 from personafl.simulate.engine import Engine, gather
 
-Clients = NDArray[np.int64]
 Entry = dict[str, torch.Tensor]  # states of clients, stacked and flattened to {path: tensor}
 _SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
 

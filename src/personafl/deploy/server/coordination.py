@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from personafl.cloud.mixing import full
 from personafl.cloud.protocol import Back, Gone, Isolate, Mix, News, Ready, Start
-from personafl.cloud.topology import full
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
