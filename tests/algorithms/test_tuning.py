@@ -91,6 +91,9 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
     if name in ("fedalt", "fedsim", "fedper", "fedrep", "lgfedavg", "fedbn"):  # v − lr ∇_v f(u, v)
         whole = slope(down.shared | state.personal)
         return stepped(state.personal, {key: whole[key] for key in state.personal})
+    if name == "fedrod":  # φ − lr ∇_φ f(θ, ψ + φ)
+        whole = slope(down.model | {key: down.model[key] + value for key, value in state.head.items()})
+        return stepped(state.head, {key: whole[key] for key in state.head})
     if name in ("finetune", "perfedavg", "fedbcd"):  # from w; FedBCD's pull is 0 at x = z
         return stepped(down.model, slope(down.model))
     if name == "fedbcdi":  # then one pull, γ = 0.2
@@ -121,7 +124,7 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
 
 def own(state: Any) -> Params:
     """The part of a tuned state that `by_hand` gives."""
-    return next(getattr(state, field) for field in ("model", "personal", "own") if hasattr(state, field))
+    return next(getattr(state, field) for field in ("model", "personal", "own", "head") if hasattr(state, field))
 
 
 def difference(a: Params, b: Params) -> float:

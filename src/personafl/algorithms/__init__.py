@@ -65,6 +65,7 @@ METHODS: dict[str, Method] = {
         ("fedrep", "fedrep", "Collins et al., ICML 2021"),
         ("lgfedavg", "lgfedavg", "Liang et al., 2020"),
         ("fedbn", "fedbn", "Li et al., ICLR 2021"),
+        ("fedrod", "fedrod", "Chen and Chao, ICLR 2022"),
         ("apfl", "apfl", "Deng et al., 2020"),
         ("fedspa", "fedspa", "Huang et al., 2022"),
     )
