@@ -53,7 +53,7 @@ def _accuracy(card: Card) -> Iterator[str]:
 
 
 def _use(card: Card, files: list[Path]) -> Iterator[str]:
-    own = "" if card.network.name is not None else ", module=…"
+    own = "" if card.network.name else ", module=…"
     yield "## Use"
     yield _code(
         "import personafl",
