@@ -1,7 +1,7 @@
 """What a model file says of the model in it, taken from what made it: the facts of a `modelfile.Card`."""
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -27,38 +27,47 @@ class Origin(NamedTuple):
         return who.problems[0].net if client is None else who.problems[int(who.problem_of[client])].personal_net
 
 
-def facts_of(origin: Origin, client: int | None) -> dict[str, Any]:
-    """Return the method, the network and the data of a client's model; None: of what all share."""
-    data = origin.learners.data
+def facts_of(
+    origin: Origin,
+    client: int | None,
+    parts: tuple[Part, ...],
+    *,
+    run: str,
+    model: str,
+    whose: str | None,
+    accuracies: dict[str, float],
+) -> dict[str, str]:
+    """Return what a `Card` has of a client's model, as text; client None: of what all share."""
+    data, net, dtype = origin.learners.data, origin.net(client), origin.learners.dtype
     shape = data.shape
-    return {
+
+    def dense(kind: torch.dtype) -> int:
+        like = {name: torch.empty(shape, dtype=kind, device="meta") for name, shape in net.shapes.items()}
+        return wire.size((like,))
+
+    facts = {
+        "run": run,
         "method": origin.method,
         "network": network_text(_network(origin, client)),
-        "dtype": str(origin.learners.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "task": shape.task,
         "input_shape": json.dumps(shape.input_shape),
         "target_shape": json.dumps(shape.target_shape),
         "classes": shape.classes,
         "vocabulary": shape.vocabulary,
         "moments": None if data.moments is None else data.moments.model_dump_json(),
-    }
-
-
-def sizes_of(dtype: torch.dtype, net: Net, parts: tuple[Part, ...]) -> dict[str, Any]:
-    """Return the sizes of a model whose numbers are of a type."""
-
-    def dense(kind: torch.dtype) -> int:
-        like = {name: torch.empty(shape, dtype=kind, device="meta") for name, shape in net.shapes.items()}
-        return wire.size((like,))
-
-    return {
+        "model": model,
+        "client": whose,
         "parameters": wire.parameters(parts),
         "parameters_dense": net.parameters,
         "bytes_packed": wire.size(parts),
         "bytes_dense": dense(dtype),
         "bytes_fp32": dense(torch.float32),
         "bits": bits_of(parts),
+        "test_accuracy": accuracies.get(model),
+        "accuracies": json.dumps(accuracies),
     }
+    return {key: str(value) for key, value in facts.items() if value is not None}
 
 
 def _network(origin: Origin, client: int | None) -> Network:

@@ -4,7 +4,6 @@ The choice is the one of `evaluate.choice`, by the device's own validation data:
 that is very likely no worse. Without validation data nothing shows that, and the global model is kept.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from personafl.deploy.device.datafile import dealt_rows
 from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
 from personafl.exports.card import model_card
-from personafl.exports.facts import Origin, facts_of, sizes_of
+from personafl.exports.facts import Origin, facts_of
 from personafl.models.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
 from personafl.runs.result import chosen
 from personafl.runs.scoring import Scored, score, tune
@@ -72,13 +71,11 @@ def keep_best(client: LocalClient, directory: Path) -> Kept:
     parts = _blended(models, float(name.removeprefix("blend "))) if kind == "blend" else compacted(models[name])
     whose = None if name == "global" else client.number
     origin = Origin(recipe, side.learners, client.method, client.network)
-    facts: dict[str, Any] = {"run": client.run, **facts_of(origin, whose), "model": kind}
-    facts |= {"client": str(client.number), **sizes_of(side.learners.dtype, origin.net(whose), parts)}
     if name in accuracies:
         accuracies[kind] = accuracies[name]
     known = {model: value for model, value in accuracies.items() if model in ("global", "personal", "tuned", kind)}
-    facts |= {"test_accuracy": accuracies.get(name), "accuracies": json.dumps(known)}
-    text = {key: str(value) for key, value in facts.items() if value is not None}
+    number = str(client.number)
+    text = facts_of(origin, whose, parts, run=client.run, model=kind, whose=number, accuracies=known)
     file = directory / MODEL_FILE
     atomic_write(file, pack(parts, text))
     atomic_write(file.with_suffix(".md"), model_card(Card.model_validate(text), file).encode())

@@ -1,0 +1,153 @@
+"""A finished run, opened again: the models in it, and what is known of them."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+import personafl.data.build as data_build
+from personafl.core.algorithm import Algorithm
+from personafl.core.net import Net
+from personafl.core.split import listed
+from personafl.data.federated import FederatedData
+from personafl.errors import BadInput
+from personafl.exports.facts import Origin
+from personafl.models.modelfile import Part, assembled
+from personafl.models.network import SharedNetwork
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import read_toml
+from personafl.runs.build import prepare
+from personafl.runs.checkpoints import opened
+from personafl.runs.job import Job
+from personafl.runs.problems import shared_network
+from personafl.runs.result import Result
+from personafl.runs.sizes import packed_models
+from personafl.storage.files import read_json
+from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, resume_command
+
+
+class Finished:
+    """A finished run and the models in it; client None stands for what all share."""
+
+    def __init__(
+        self, run: Path, data: FederatedData | None, model: nn.Module | None, algorithm: Algorithm | None
+    ) -> None:
+        recipe = _recipe(run)
+        _check_objects(run, [name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None])
+        self._data = data or data_build.load(recipe.data, recipe.seed)  # as it is given to exported models
+        _check_data(run, self._data)
+        job, directory = prepare(recipe, self._data, model, algorithm), RunDirectory(run)
+        self._simulation, self._tuned = opened(job, directory, directory.checkpoint())
+        self._run, self._result, self._alone = run, Result.load(run), _alone(run, recipe)
+        self.origin = _origin(job)
+        self.dense_work: dict[Net, int] = {}  # multiply-adds, once they are known
+        self.names = job.federation.data.client_names
+        content = (run / "recipe.toml").read_bytes() + (run / "result.json").read_bytes()
+        self.digest = hashlib.sha256(content).hexdigest()
+
+    def members(self, clients: Sequence[str] | None) -> list[int]:
+        """Return the numbers of clients given by name."""
+        if clients is None or clients == "all":
+            return [] if clients is None else list(self._result.columns["client"])
+        asked = [clients] if isinstance(clients, str) else clients
+        data = self.origin.learners.data
+        return [data.client_number(name, f"{self._run}: has") for name in dict.fromkeys(asked)]
+
+    def has(self, client: int | None, *models: str) -> bool:
+        """Say whether a client has one of the models."""
+        return not self.models(client).keys().isdisjoint(models)
+
+    def models(self, client: int | None) -> dict[str, tuple[Part, ...]]:
+        """Return the models of a client by name; what all share is, of several servers, their mean."""
+        if client is None:
+            return packed_models(self._simulation, self._tuned, int(self.origin.learners.data.seen[0]), None)
+        return packed_models(self._simulation, self._tuned, client, int(self._simulation.homes[client]))
+
+    def accuracies(self, client: int | None) -> dict[str, float]:
+        """Return test accuracies by model, of a client or as means over seen ones; also that of training alone.
+
+        Of several servers' mean there are none: clients were scored with their own server's model.
+        """
+        if client is None and self._simulation.homes.any():
+            return {}
+        found = _accuracies(self._result, client)
+        alone = {} if self._alone is None else _accuracies(self._alone, client)
+        return found | ({"local": alone["personal"]} if "personal" in alone else {})
+
+    def inputs(self, count: int) -> Tensor:
+        """Return so many inputs, from the first on and over again."""
+        x = self._data.samples(np.arange(count) % len(self._data.x))[0]
+        return x.to(self.origin.learners.dtype) if x.is_floating_point() else x
+
+    def network(self, net: Net, parts: tuple[Part, ...], *, dense: bool = False) -> nn.Module:
+        """Return the network of a model, for inputs as they are."""
+        return assembled(net, parts, self.inputs(1), self.origin.learners.data.moments, dense)
+
+
+def _recipe(run: Path) -> Recipe:
+    """Return the recipe of a finished run, as a machine without the run's accelerator or first stage can prepare it."""
+    path = run / "recipe.toml"
+    if not path.exists():
+        inside = sorted(str(child.parent) for child in run.glob("*/recipe.toml"))
+        remedy = f"export one of those in it: {listed(inside)}" if inside else "it has no recipe.toml"
+        raise BadInput(f"{run}: not the directory of a run; {remedy}")
+    recipe = Recipe.read(path)
+    if not (run / "result.json").exists():
+        rounds = RunDirectory(run).checkpoint().rounds
+        raise BadInput(
+            f"{run}: not finished ({rounds} of {recipe.rounds} rounds done); finish it with: {resume_command(run)}"
+        )
+    # Where it started no longer matters: the last checkpoint has it all.
+    return recipe.model_copy(update={"start": None, "engine": recipe.engine.model_copy(update={"device": "cpu"})})
+
+
+def _accuracies(result: Result, client: int | None) -> dict[str, float]:
+    """Return what result.json says of the models for a client, or on average over the seen ones."""
+    names = ("global", "personal", "tuned")
+    if client is None:
+        rows = {row["model"]: row for row in result.rows if (row["clients"], row["split"]) == ("seen", "test")}
+        return {name: float(rows[name]["accuracy"]) for name in names if name in rows}
+    place = result.columns["client"].index(client)
+    values = {name: result.columns.get(f"{name}_test_accuracy", {place: None})[place] for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _alone(run: Path, recipe: Recipe) -> Result | None:
+    """Return the result of local training on the same split, if the run's comparison has it; not that of a variant."""
+    comparison = run.resolve().parent
+    if not (comparison / COMPARISON_FILE).exists():
+        return None
+    split = read_json(run / "split.json")["fingerprint"]
+    for path in sorted(comparison.glob("*/result.json")):
+        values = read_toml(path.with_name("recipe.toml"))
+        local = (values["method"]["name"], values.get("label"), values["seed"]) == ("local", None, recipe.seed)
+        if local and path.parent != run.resolve() and read_json(path.with_name("split.json"))["fingerprint"] == split:
+            return Result.load(path.parent)
+    return None
+
+
+def _check_objects(run: Path, given: list[str]) -> None:
+    begun = read_json(run / "environment.json")["objects"]
+    if given != begun:
+        call = "".join(f", {name}=…" for name in begun)
+        what = f"was begun in Python with objects ({', '.join(begun)})" if begun else "was begun without objects"
+        raise BadInput(f"{run}: {what}; export it in Python: personafl.export({str(run)!r}{call})")
+
+
+def _origin(job: Job) -> Origin:
+    fed = job.federation
+    network = shared_network(job.recipe, fed.algorithm, fed.data)
+    if "model" in job.objects:
+        network = SharedNetwork(**network.model_dump(include=set(SharedNetwork.model_fields)) | {"name": ""})
+    return Origin(job.recipe, fed.learners, fed.algorithm.name, network)
+
+
+def _check_data(run: Path, data: FederatedData) -> None:
+    before, now = read_json(run / "split.json")["fingerprint"], data.fingerprint
+    if before != now:
+        raise BadInput(
+            f"{run}: the data are not those of the run (split {before[:12]}, now {now[:12]}); "
+            f"put them back, or if they were an object: personafl.export({str(run)!r}, data=…)"
+        )
