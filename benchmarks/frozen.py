@@ -33,7 +33,7 @@ from personafl.fast import frozen
 from personafl.models import personal_split, zoo
 from personafl.simulate.engine import Engine
 from personafl.simulate.federation import Federation
-from personafl.simulate.hardware import placed, set_arithmetic
+from personafl.simulate.hardware import keep_freed_memory, placed, set_arithmetic
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 
@@ -114,6 +114,8 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     set_arithmetic("float32", device)
+    if device.type == "cpu":
+        keep_freed_memory()
     print(f"{options.device}, {torch.get_num_threads()} thread(s), {options.repeats} pairs of rounds each")
     print(f"{'network':<16}{'method':<20}{'strategy':<12}{'off ms':>9}{'on ms':>9}{'best':>8}{'median':>8}")
     for network, (_, shape, batch, divisor) in NETWORKS.items():

@@ -26,6 +26,7 @@ from personafl.data.federated import Ragged, make_federated
 from personafl.simulate.calibrate import calibrated
 from personafl.simulate.engine import Engine
 from personafl.simulate.federation import Federation
+from personafl.simulate.hardware import keep_freed_memory
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 
@@ -64,6 +65,7 @@ class Personafl:
             "ditto": lambda: ditto(training, pull=PULL),
             "scaffold": lambda: scaffold(training),
         }[method]()
+        keep_freed_memory()
         net = Net(start_of(work)).to(torch.device("cpu"), work.dtype)
         problem = Problem(net, cross_entropy, split=Split((f"{work.head}*",)))
         federation = Federation(

@@ -11,9 +11,9 @@ import torch
 
 from personafl import api
 from personafl.errors import BadInput
-from personafl.exports.memory import training_memory
+from personafl.exports.memory import round_memory, training_memory
 from personafl.recipe.recipe import Recipe
-from personafl.runs import build, loop
+from personafl.runs import build, learners, loop
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -84,7 +84,7 @@ def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest
     own = recipe(
         finetune=True, method={"stateful": stateful}, engine={"strategy": "sequential", "checkpoint_seconds": 0.0}
     )
-    monkeypatch.setattr(build.Engine, "fitted", classmethod(lambda cls, *_, **__: cls("sequential", 4)))
+    monkeypatch.setattr(learners.Engine, "fitted", classmethod(lambda cls, *_, **__: cls("sequential", 4)))
     straight = api.run(own, out=tmp_path / "straight")
     calls: list[np.ndarray] = []
     plain = loop.tune
@@ -192,6 +192,20 @@ def test_memory_by_the_formula_and_measured() -> None:
     assert memory.full - memory.none == 2 * (u + v)
     assert 0.6 < memory.measured / memory.partial < 2.5  # updates are not in place: more copies than the formula has
     assert 0.3 < memory.saving < 0.45
+
+
+def test_memory_counts_what_is_kept_of_all_samples() -> None:
+    """Five epochs of an MLP 64-300-10 of FedAvg: inputs Z, Z W₀ᵀ, A and Z Zᵀ of all n samples are there in every step
+    (`fast.gram`), n·(64 + 2·300 + n) numbers beside the weights.
+    """
+    given = recipe(model={"hidden": [300]}, training={"epochs": 5, "batch": 4}, method={"name": "fedavg"})
+    job = build.prepare(Recipe.parse(given))
+    fed = job.federation
+    client = int(fed.data.seen[np.argmax(fed.data.train.sizes_of(fed.data.seen))])
+    n = int(fed.data.train.sizes_of(np.array([client]))[0])
+    assert n > 4 * 2
+    kept = 4 * n * (64 + 2 * 300 + n)
+    assert round_memory(fed, fed.problems[0], client) > kept + 4 * 64 * 300
 
 
 def test_shapes_alone_give_the_same_memory() -> None:

@@ -6,14 +6,14 @@ and executors put it to use; whoever reads or tests a definition need not know o
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Table = Mapping[Callable[..., Any], Callable[..., Any]]
+Table = dict[Callable[..., Any], Callable[..., Any]]
 _TABLE: ContextVar[Table] = ContextVar("table", default={})  # noqa: B039 - nobody writes into it
 
 

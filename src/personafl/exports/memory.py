@@ -6,8 +6,9 @@ u is shared (as received, as trained, its gradient), v personal (as trained, its
 of one batch needs besides. Without a split u is everything; with a whole personal model v is everything too.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from personafl.core import rng
 from personafl.core.algorithm import Problem, for_returning
-from personafl.core.batches import Batch, Data
+from personafl.core.batches import Batch, Batches, Data
+from personafl.core.seam import using
 from personafl.core.tree import Params
-from personafl.fast.table import enabled
+from personafl.fast import minibatches
+from personafl.fast.table import FASTER
 from personafl.runs.job import Job
 from personafl.simulate.engine import gather
 from personafl.simulate.federation import Federation
@@ -48,7 +51,7 @@ def training_memory(job: Job) -> Memory:
     fed = job.federation
     problem, client = fed.problems[0], int(fed.data.seen[0])
     start = _start(fed)
-    backprop = _backprop(problem, start, next(next(iter(_two_steps(fed, client).phases.values())).each()))
+    backprop = _backprop(problem, start, next(next(iter(_one_round(fed, client).phases.values())).each()))
     u, v = problem.divide(start) if problem.split is not None else (start, {})
     whole = _size(start)
     return Memory(
@@ -59,13 +62,16 @@ def training_memory(job: Job) -> Memory:
     )
 
 
-@enabled()
 def round_memory(fed: Federation, problem: Problem, client: int) -> int:
-    """Measure two steps of a client with a problem; with data and networks on "meta" nothing is computed for it."""
-    rule, start, data = fed.algorithm, _start(fed), _two_steps(fed, client)
+    """Measure two steps of each phase of a client's round; on "meta" nothing is computed for it.
+
+    What training keeps of all samples of a phase, to take fewer operations (`fast`), is counted.
+    """
+    rule, start, data = fed.algorithm, _start(fed), _one_round(fed, client)
     down = rule.client.expects(problem, start)
     state = rule.client.init(problem, down, rng.generator(fed.seed, "memory"))
-    measured = _peak(lambda: rule.client.update(problem, for_returning(down), state, data))
+    with using(FASTER | {Batches.each: _two_steps}):
+        measured = _peak(lambda: rule.client.update(problem, for_returning(down), state, data))
     return measured + _size(start)  # what was received is there before
 
 
@@ -73,14 +79,16 @@ def _start(fed: Federation) -> Params:
     return {name: value.to(fed.data.device, fed.dtype) for name, value in (fed.start or {}).items()}
 
 
-def _two_steps(fed: Federation, client: int) -> Data:
-    """Return the first batches of a client's first round."""
+def _one_round(fed: Federation, client: int) -> Data:
+    """Return the batches of a client's first round."""
     stacked = gather(fed.data, np.array([client]), fed.algorithm.client.phases, fed.seed, 0)
-    return Data(
-        {n: b._replace(rows=b.rows[0, :2], real=b.real[0, :2], key=b.key[0, :2]) for n, b in stacked.phases.items()},
-        stacked.examples[0],
-        stacked.round,
-    )
+    phases = {n: b._replace(rows=b.rows[0], real=b.real[0], key=b.key[0]) for n, b in stacked.phases.items()}
+    return Data(phases, stacked.examples[0], stacked.round)
+
+
+def _two_steps(batches: Batches) -> Iterator[Batch]:
+    """Yield the first two steps of a phase: the others need no more memory."""
+    return itertools.islice(minibatches.each(batches), 2)
 
 
 def _backprop(problem: Problem, params: Params, batch: Batch) -> int:

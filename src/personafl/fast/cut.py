@@ -221,4 +221,5 @@ def _counted(half: Net, params: Params, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+    """Say whether values are equal but for rounding; of shapes alone, on "meta", whether these are."""
+    return a.shape == b.shape and (a.is_meta or torch.allclose(a, b, rtol=1e-3, atol=1e-5))

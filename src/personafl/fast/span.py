@@ -182,7 +182,8 @@ def _cheapest(
         return rows * inputs * (products * outputs + rows) + share * entries * rows * outputs if fits else math.inf
 
     samples, steps = work(most_distinct(batches), 1), work(entries, 0.5)
-    gain = (_ROUNDED_GAIN if rounding(batches.rows) else _GAIN).get(batches.device.type, 1.0)
+    gains = _ROUNDED_GAIN if rounding(batches.rows) else _GAIN
+    gain = gains.get(batches.device.type, gains["cpu"])
     if min(samples, steps) >= gain * 2 * entries * inputs * outputs:
         return None
     return "samples" if samples <= steps else "steps"

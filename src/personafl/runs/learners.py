@@ -14,7 +14,7 @@ from personafl.recipe.recipe import Recipe
 from personafl.runs.problems import Maker, make_problems
 from personafl.runs.profiles import check_method
 from personafl.simulate.engine import Engine
-from personafl.simulate.hardware import named_device, placed, set_arithmetic
+from personafl.simulate.hardware import keep_freed_memory, named_device, placed, set_arithmetic
 from personafl.simulate.trainer import Learners
 
 
@@ -26,9 +26,11 @@ def make_method(recipe: Recipe, algorithm: Algorithm | None = None) -> Algorithm
 
 
 def use_hardware(engine: EngineSection) -> tuple[torch.device, torch.dtype]:
-    """Return where and in which precision the run computes, and set torch accordingly."""
+    """Return where and in which precision the run computes, and set torch and the allocator accordingly."""
     device = named_device(engine.device)
     set_arithmetic(engine.dtype, device)
+    if device.type == "cpu":
+        keep_freed_memory()
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     return device, torch.float64 if engine.dtype == "float64" else torch.float32

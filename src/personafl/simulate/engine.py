@@ -6,9 +6,7 @@ No algorithm code here: the function is a client rule's `update` or `personalize
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from personafl.fast.graphs import Graphs
 
 Strategy = Literal["stacked", "sequential"]
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of <malloc.h>
 _CACHED = 2**23  # bytes of stacked weights that a processor's cache holds from one step to the next
 _LEAST_WORK = 2**19  # parameters of stacked clients at which a step's arithmetic takes longer than calling it
 
@@ -57,8 +54,6 @@ class Engine:
         reckoned at 8 copies of its model (weights, gradients, optimizer, states, uploads and their temporaries) and as
         much again for activations.
         """
-        if device.type == "cpu":
-            _keep_freed_memory()
         given = strategy
         if strategy == "auto":
             convolutional = problem.net.convolutional or problem.personal_net.convolutional
@@ -135,17 +130,6 @@ def _graphs() -> Graphs:
     from personafl.fast.graphs import Graphs  # for a GPU alone
 
     return Graphs()
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Ask glibc's allocator to keep freed blocks of up to 32 MiB for the next step, rather than return them at once.
-
-    A step's temporaries would otherwise be fresh pages every time, which the kernel has to clear.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        for option, value in ((_MMAP_THRESHOLD, 2**25), (_TRIM_THRESHOLD, 2**28)):
-            ctypes.CDLL(None).mallopt(option, value)
 
 
 def _for_all(function: Callable[..., Any]) -> Callable[..., Tree]:
