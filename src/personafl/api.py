@@ -17,10 +17,10 @@ from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, Diverged
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.runs.job import check_split
 from personafl.runs.listener import Listener
 from personafl.runs.loop import run_job
 from personafl.runs.result import Result
-from personafl.storage.files import read_json
 from personafl.storage.rundir import (
     COMPARISON_FILE,
     PAGE_FILE,
@@ -126,7 +126,7 @@ def _run(
         refuse_existing(path)
     job = prepare(recipe, data, model, algorithm)
     if again:
-        _check_same_split(path, job.federation.data)
+        check_split(path, job.federation.data)
         directory = RunDirectory(path)
     else:
         directory = RunDirectory.create(path, job.files())
@@ -224,7 +224,7 @@ def _run_all(recipe: Recipe, path: Path, listener: Listeners | None, splits: dic
             if seed not in splits:
                 splits = {seed: data_build.load(recipe.data, seed)}  # one split in memory at a time
                 for sibling in recipe.compare.methods:
-                    _check_same_split(run_path(path, sibling, seed), splits[seed])
+                    check_split(run_path(path, sibling, seed), splits[seed])
             own = listener(method, seed) if listener else None
             try:
                 one = recipe.for_method(method, seed)
@@ -253,13 +253,3 @@ def _pretrained(recipe: Recipe, path: Path, seed: int, data: FederatedData, list
     if not (out / "result.json").exists():
         _run(recipe.anchored(), out, data=data, listener=listener("pretrain", seed) if listener else None)
     return out
-
-
-def _check_same_split(path: Path, data: FederatedData) -> None:
-    """Refuse to continue a run, or what belongs to it, on other data."""
-    if (path / "split.json").exists():
-        before = read_json(path / "split.json")["fingerprint"]
-        if before != data.fingerprint:
-            raise BadInput(
-                f"{path}: the data changed since the run began (split {before[:12]}, now {data.fingerprint[:12]})"
-            )

@@ -20,7 +20,7 @@ from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare
 from personafl.runs.checkpoints import opened
-from personafl.runs.job import Job
+from personafl.runs.job import Job, check_split
 from personafl.runs.problems import shared_network
 from personafl.runs.result import Result
 from personafl.runs.sizes import packed_models
@@ -37,7 +37,8 @@ class Finished:
         recipe = _recipe(run)
         _check_objects(run, [name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None])
         self._data = data or data_build.load(recipe.data, recipe.seed)  # as it is given to exported models
-        _check_data(run, self._data)
+        remedy = f"; put them back, or if they were an object: personafl.export({str(run)!r}, data=…)"
+        check_split(run, self._data, remedy)
         job, directory = prepare(recipe, self._data, model, algorithm), RunDirectory(run)
         self._simulation, self._tuned = opened(job, directory, directory.checkpoint())
         self._run, self._result, self._alone = run, Result.load(run), _alone(run, recipe)
@@ -142,12 +143,3 @@ def _origin(job: Job) -> Origin:
     if "model" in job.objects:
         network = SharedNetwork(**network.model_dump(include=set(SharedNetwork.model_fields)) | {"name": ""})
     return Origin(job.recipe, fed.learners, fed.algorithm.name, network)
-
-
-def _check_data(run: Path, data: FederatedData) -> None:
-    before, now = read_json(run / "split.json")["fingerprint"], data.fingerprint
-    if before != now:
-        raise BadInput(
-            f"{run}: the data are not those of the run (split {before[:12]}, now {now[:12]}); "
-            f"put them back, or if they were an object: personafl.export({str(run)!r}, data=…)"
-        )

@@ -24,7 +24,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return nested values with `key.sub=value` texts applied; a value is TOML, or else plain text."""
-    result: dict[str, Any] = _copied(values)
+    result: dict[str, Any] = plain(values)
     for text in overrides:
         key, equals, raw = text.partition("=")
         if not equals or not all(key.split(".")):
@@ -69,10 +69,6 @@ def merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
         alike = both and all(value.get(name, base[key].get(name)) == base[key].get(name) for name in ("kind", "form"))
         result[key] = merged(base[key], value) if alike else value
     return result
-
-
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, dict) else value for key, value in values.items()}
 
 
 def plain(value: Any) -> Any:

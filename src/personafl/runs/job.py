@@ -5,12 +5,14 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from personafl import __version__
 from personafl.data.describe import sketch
+from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.recipe.compare import CompareSection
 from personafl.recipe.recipe import Recipe
@@ -76,3 +78,13 @@ def _environment() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "packages": {"personafl": __version__, **{name: version(name) for name in packages}},
     }
+
+
+def check_split(path: Path, data: FederatedData, remedy: str = "") -> None:
+    """Refuse to go on with a run, or with what belongs to it, on other data; `remedy` says what to do."""
+    if (path / "split.json").exists():
+        before, now = read_json(path / "split.json")["fingerprint"], data.fingerprint
+        if before != now:
+            raise BadInput(
+                f"{path}: the data changed since the run began (split {before[:12]}, now {now[:12]}){remedy}"
+            )

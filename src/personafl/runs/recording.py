@@ -9,8 +9,8 @@ from personafl.core import rng
 from personafl.evaluate.summary import summarize
 from personafl.recipe.recipe import Recipe
 from personafl.runs.checkpoints import Run
-from personafl.runs.compactness import observe
 from personafl.runs.scoring import Scored, score
+from personafl.runs.sizes import observe
 
 
 def score_all(run: Run, final: bool) -> dict[str, Scored]:

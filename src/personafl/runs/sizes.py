@@ -1,6 +1,8 @@
-"""How large the models are that come out of a run, as a device would store them."""
+"""What the models of a run are in their compact forms: how large, as a device would store them, and how sparse."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from personafl.models.modelfile import compacted
 from personafl.runs.scoring import stages
 from personafl.simulate.clientside import ClientSide
 from personafl.storage.store import Store
+
+OBSERVED = 20  # clients of each kind of device; packing all of many would take longer than the rounds
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,29 @@ def packed_models(
         parts = packed(side.learners.rule, side.learners.problems[which], message, tree.take(states, 0))
         models |= {name if key == "personal" else key: value for key, value in parts.items()}
     return models
+
+
+def observe(side: ClientSide, clients: Clients) -> Iterator[dict[str, Any]]:
+    """Yield, per kind of device, means over some clients that have models; nothing if their rule has no compact form.
+
+    `density` is the share of the entries of a client's own part that are not 0, `centers` are those of each quantized
+    weight, `parameters` and `bytes` are those of the whole personal model.
+    """
+    if side.learners.rule.packed is None:
+        return
+    known = np.array([client for client in map(int, clients) if side.has_model(client)], dtype=np.int64)
+    kinds = side.learners.problem_of[known]
+    for kind in np.unique(kinds).tolist():
+        members = known[kinds == kind]
+        places = np.linspace(0, len(members) - 1, min(OBSERVED, len(members))).round().astype(np.int64)
+        chosen = members[places].tolist()
+        models = [packed_models(side, None, client, int(side.homes[client]))["personal"] for client in chosen]
+        centers = [wire.centers(parts[-1]) for parts in models]
+        yield {
+            "device": kind,
+            "clients": len(models),
+            "density": float(np.mean([wire.density(parts[-1]) for parts in models])),
+            "parameters": float(np.mean([wire.parameters(parts) for parts in models])),
+            "bytes": float(np.mean([wire.size(compacted(parts)) for parts in models])),
+            "centers": {name: np.mean([each[name] for each in centers], axis=0).tolist() for name in centers[0]},
+        }
