@@ -36,7 +36,7 @@ from personafl.core.optim import Sgd
 from personafl.core.schedule import Exponential
 from personafl.data.federated import Ragged, make_federated
 from personafl.data.window import Window
-from personafl.fast.graphs import Graphs
+from personafl.fast.cuda_graphs import Graphs
 from personafl.models import convolutional
 from personafl.simulate.engine import Engine, gather
 from personafl.simulate.federation import Federation

@@ -80,7 +80,7 @@ def test_reuse_changes_nothing(algorithm: str, net: str, strategy: Strategy, mon
     monkeypatch.setattr(frozen, "_reduced", watched)
     found = outcome(case, strategy)
     assert any(batches is not None for batches in reused)
-    monkeypatch.setattr(frozen, "cut", lambda *_: None)
+    monkeypatch.setattr(frozen, "halves_of", lambda *_: None)
     expected = outcome(case, strategy)
     assert found.keys() == expected.keys()
     for path, leaf in expected.items():
@@ -93,14 +93,14 @@ def test_a_personal_input_layer_reuses_nothing_where_it_is_trained(
 ) -> None:
     """Only FedAlt's pass on the shared part has fixed layers below it: those of the client."""
     case, asked = case_of(algorithm, "mlp", "input"), []
-    look = frozen.cut
+    look = frozen.halves_of
 
     def watched(net: Net, trained: object, pool: Tensor) -> object:
         found = look(net, trained, pool)  # type: ignore[arg-type]
         asked.append((set(trained), found is not None))  # type: ignore[call-overload]
         return found
 
-    monkeypatch.setattr(frozen, "cut", watched)
+    monkeypatch.setattr(frozen, "halves_of", watched)
     outcome(case, "stacked")
     assert ({"1.weight", "1.bias"}, False) in asked
     assert all(divided == (names == {"3.weight", "3.bias"}) for names, divided in asked)
@@ -109,7 +109,7 @@ def test_a_personal_input_layer_reuses_nothing_where_it_is_trained(
 def test_no_sample_twice_or_too_large_features_reuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of("fedalt", "mlp")
     down, _, data = case.one_client(2)  # 6 samples in batches of 4: steps of 4 and 2, twice
-    divided = frozen.cut(case.problem.net, ["3.weight", "3.bias"], case.data.x)
+    divided = frozen.halves_of(case.problem.net, ["3.weight", "3.bias"], case.data.x)
     assert divided is not None
 
     def reduced(steps: int, width: int) -> object:

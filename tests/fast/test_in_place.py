@@ -209,3 +209,14 @@ def test_a_relu_that_others_see_is_not_put_after_pooling() -> None:
 
     x = torch.randn(2, 1, 4, 4)
     assert torch.equal(Net(Seen()).apply({}, x), Seen()(x))
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_after_a_trial_inputs_are_copied_only_for_a_network_that_writes_into_them(inplace: bool) -> None:
+    """Also for clients that are stacked, where it cannot be seen."""
+    net, seen = Net(nn.Sequential(nn.ReLU(inplace=inplace), nn.Linear(INPUTS, 3))), list[Tensor]()
+    x = torch.randn(CLIENTS, SAMPLES, INPUTS)
+    try_stacked(net, x[0])
+    net._module.register_forward_pre_hook(lambda _, inputs: seen.append(*inputs))
+    vmap(lambda own: seen.append(own) or net.apply(net.init(torch.Generator()), own))(x)  # type: ignore[func-returns-value]
+    assert (seen[0] is seen[1]) is not inplace

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personafl.core.batches import Batches, Padding
-from personafl.fast.minibatches import distinct, most_distinct
+from personafl.fast.minibatches import distinct_rows, most_distinct
 
 
 def batches_of(rows: torch.Tensor, most: int = 0) -> Batches:
@@ -20,12 +20,12 @@ def test_distinct_rows(lists: list[list[int]], room: int) -> None:
     rows = torch.tensor(lists).reshape(len(lists), 3, 2)
     most = max(len(set(numbers)) for numbers in lists)
     for given_ in (0, most + room):
-        own, place = torch.func.vmap(lambda each, most=given_: distinct(batches_of(each, most)))(rows)
+        own, place = torch.func.vmap(lambda each, most=given_: distinct_rows(batches_of(each, most)))(rows)
         assert own.shape[1] == min(given_ or most, 6)
         for numbers, mine, at in zip(rows, own, place, strict=True):
             np.testing.assert_array_equal(mine[at], numbers)
             assert set(mine.tolist()) == set(numbers.flatten().tolist())
-            alone, there = distinct(batches_of(numbers))
+            alone, there = distinct_rows(batches_of(numbers))
             np.testing.assert_array_equal(alone, np.unique(numbers))
             np.testing.assert_array_equal(alone[there], numbers)
 

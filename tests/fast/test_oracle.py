@@ -18,8 +18,8 @@ from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
 from personafl.core.schedule import Exponential
 from personafl.core.seam import using
 from personafl.core.tree import Tree
-from personafl.fast import frozen, span
-from personafl.fast.graphs import Graphs
+from personafl.fast import frozen, gram
+from personafl.fast.cuda_graphs import Graphs
 from personafl.simulate.engine import Engine, gather
 from personafl.simulate.trainer import bound
 from personafl.testing import Case, make_case
@@ -53,8 +53,8 @@ DEVICES = [
 @pytest.fixture(autouse=True)
 def _whenever_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first layer in the span of its inputs, and features kept, where that would not pay too."""
-    monkeypatch.setattr(span, "_GAIN", {"cpu": torch.inf, "cuda": torch.inf})
-    for module in (span, frozen):
+    monkeypatch.setattr(gram, "_GAIN", {"cpu": torch.inf, "cuda": torch.inf})
+    for module in (gram, frozen):
         monkeypatch.setattr(module, "_COPIES", torch.inf)
 
 

@@ -2,7 +2,7 @@
 
 The data stay in the host's memory. Before clients train, their samples are copied through pinned memory into a window
 on the device, which takes the place of the whole there; the host goes on while they are on their way. The window stays
-where it is, so what was recorded for it (`fast.graphs`) holds.
+where it is, so what was recorded for it (`fast.cuda_graphs`) holds.
 """
 
 import numpy as np

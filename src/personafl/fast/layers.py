@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from personafl.fast.rounding import exactly, rounded, rounding
+from personafl.fast.bfloat16 import exactly, rounded, rounding
 from personafl.fast.stack import Outside, Stack
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -59,16 +59,16 @@ class Scattered(NamedTuple):
         return matrix
 
 
-def spread(known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor | slice) -> Tensor:
-    """Return known + gram · coefficients, the outputs of samples in these rows; see `fast.span`.
+def gram_outputs(known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor | slice) -> Tensor:
+    """Return known + gram · coefficients, the outputs of samples in these rows; see `fast.gram`.
 
     Where the gram has fewer columns than there are coefficients, it is for the first of them. The coefficients'
     gradient is not this function's: it is that at the outputs, in the samples' rows.
     """
     parts = (known, gram, coefficients)
     if not has_torch_function(parts):
-        raise RuntimeError("spread: only within Layers")
-    result: Tensor = handle_torch_function(spread, parts, *parts, rows)
+        raise RuntimeError("gram_outputs: only within Layers")
+    result: Tensor = handle_torch_function(gram_outputs, parts, *parts, rows)
     return result
 
 
@@ -90,8 +90,8 @@ class Layers(TorchFunctionMode):
         """Compute linear layers, and what torch cannot; leave the rest to torch."""
         if func is functional.linear and not kwargs:
             return self._linear(*args)
-        if func is spread:
-            return self._spread(*args)
+        if func is gram_outputs:
+            return self._gram_outputs(*args)
         if self._stack is None and func is functional.group_norm:
             return _group_norm(*args, **(kwargs or {}))
         if self._stack is not None and func in _CONVOLUTIONS and rounding(args[0]):
@@ -115,13 +115,13 @@ class Layers(TorchFunctionMode):
             result = result.reshape(stack.clients, *shape, weight.shape[1])
         return stack.each(result)
 
-    def _spread(self, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor | slice) -> Tensor:
+    def _gram_outputs(self, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor | slice) -> Tensor:
         stack, keep = self._stack, self._keeper(coefficients)
         if stack is not None and isinstance(rows, Tensor):
             rows = stack.plain(rows)
 
         def function(*values: Tensor) -> Tensor:
-            result: Tensor = _Spread.apply(*values, rows, keep)  # type: ignore[no-untyped-call]
+            result: Tensor = _GramOutputs.apply(*values, rows, keep)  # type: ignore[no-untyped-call]
             return result
 
         parts = (known, gram, coefficients)
@@ -190,8 +190,8 @@ class _Linear(torch.autograd.Function):
         )
 
 
-class _Spread(torch.autograd.Function):
-    """known + gram · coefficients, with the gradient of `spread`; known and gram are constants."""
+class _GramOutputs(torch.autograd.Function):
+    """known + gram · coefficients, with the gradient of `gram_outputs`; known and gram are constants."""
 
     @staticmethod
     def forward(ctx: Any, known: Tensor, gram: Tensor, coefficients: Tensor, rows: Any, keep: Any) -> Tensor:

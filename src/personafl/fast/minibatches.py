@@ -66,7 +66,7 @@ def most_distinct(batches: Batches) -> int:
     return min(batches.padding.most, batches.rows.numel())
 
 
-def distinct(batches: Batches) -> tuple[Tensor, Tensor]:
+def distinct_rows(batches: Batches) -> tuple[Tensor, Tensor]:
     """Return the pool's rows that a client sees, each once [n], and where in that list those of its steps are."""
     found: tuple[Tensor, Tensor] = _Distinct.apply(batches.rows, most_distinct(batches))  # type: ignore[no-untyped-call]
     return found

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from personafl.core.net import Net
-from personafl.fast.rounding import rounding
+from personafl.fast.bfloat16 import rounding
 from personafl.fast.stack import transformed
 
 

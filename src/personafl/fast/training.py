@@ -1,7 +1,7 @@
 """The training loop of `core.descend`, in fewer operations.
 
 Where the objective is a network's mean loss, work that is the same in every step is done once: `fast.frozen`,
-`fast.span`. Augmented inputs differ from step to step, and there is no such work. A plain step never writes the
+`fast.gram`. Augmented inputs differ from step to step, and there is no such work. A plain step never writes the
 gradient of a linear layer (`fast.gradient`), and parameters that nobody else has are stepped in their own memory.
 """
 
@@ -19,8 +19,8 @@ from personafl.core.terms import Quadratic
 from personafl.core.tree import Params, Tree
 from personafl.fast.frozen import on_features
 from personafl.fast.gradient import gradient_and_value, step
+from personafl.fast.gram import GramTraining, through_gram_matrix
 from personafl.fast.minibatches import has_gaps
-from personafl.fast.span import Spanned, in_span
 from personafl.fast.stack import differentiated
 from personafl.fast.steps import moved, number
 
@@ -34,8 +34,8 @@ def descend(
     term: Quadratic | None = None,
 ) -> tuple[Params, Tensor]:
     """Return what `core.descend.descend` does."""
-    params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
-    return params if spanned is None else spanned.weights(params), loss
+    params, loss, gram = _trained(objective, start, batches, optimizer, prox, term)
+    return params if gram is None else gram.weights(params), loss
 
 
 def descent(
@@ -47,25 +47,25 @@ def descent(
     term: Quadratic | None = None,
 ) -> tuple[Params, Tensor]:
     """Return what `core.descend.descent` does."""
-    params, loss, spanned = _trained(objective, start, batches, optimizer, prox, term)
-    return tree.sub(params, start) if spanned is None else spanned.change(params), loss
+    params, loss, gram = _trained(objective, start, batches, optimizer, prox, term)
+    return tree.sub(params, start) if gram is None else gram.change(params), loss
 
 
 def _trained(
     objective: Any, start: Params, batches: Any, optimizer: Optimizer, prox: Prox | None, term: Quadratic | None
-) -> tuple[Params, Tensor, Spanned | None]:
-    """Return the last x and the mean objective, or those of the same training in a span."""
-    spanned = None
+) -> tuple[Params, Tensor, GramTraining | None]:
+    """Return the last x and the mean objective, or those of the same training through a Gram matrix."""
+    gram = None
     if optimizer.parts and optimizer.parts[0].decay:  # a term like others
         first, *rest = optimizer.parts
         optimizer, term = chain(*rest), (term or Quadratic())._replace(decay=first.decay)
     if isinstance(objective, MeanLoss) and isinstance(batches, Batches) and not batches.augment:
         objective, batches = on_features(objective, start, batches)
-        spanned = in_span(objective, start, batches, optimizer, term) if prox is None else None
-    if spanned is not None:
-        objective, start, batches, term = spanned, spanned.start, spanned.batches, spanned.term
+        gram = through_gram_matrix(objective, start, batches, optimizer, term) if prox is None else None
+    if gram is not None:
+        objective, start, batches, term = gram, gram.start, gram.batches, gram.term
     params, _, loss = descend_from(objective, start, optimizer.init(start), batches, optimizer, prox, term)
-    return params, loss, spanned
+    return params, loss, gram
 
 
 def descend_from(

@@ -22,6 +22,7 @@ def try_stacked(net: Net, x: Tensor) -> None:
         return net.apply(p, own, real, key).sum()
 
     try:
+        net.apply(params, x, real, key)  # alone, which tells what the module does to its inputs
         vmap(grad(total))(stacked, both)
         vmap(lambda p, own: step(total, p, own, 0.0)[0])(stacked, both)
         vmap(lambda own: net.apply(params, own, real, key))(both)  # as clients with a model in common have it

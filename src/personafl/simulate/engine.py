@@ -21,13 +21,13 @@ from personafl.core.batches import Batches, Data, Steps, counted_samples, counte
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
-from personafl.fast.draws import drawn, padding_of
-from personafl.fast.rounding import rounded_products
+from personafl.fast.bfloat16 import rounded_products
+from personafl.fast.drawing import drawn, padding_of
 from personafl.fast.stack import Stack, stacked
 from personafl.fast.table import enabled
 
 if TYPE_CHECKING:
-    from personafl.fast.graphs import Graphs
+    from personafl.fast.cuda_graphs import Graphs
 
 Strategy = Literal["stacked", "sequential"]
 _CACHED = 2**23  # bytes of stacked weights that a processor's cache holds from one step to the next
@@ -127,7 +127,7 @@ class Engine:
 
 
 def _graphs() -> Graphs:
-    from personafl.fast.graphs import Graphs  # for a GPU alone
+    from personafl.fast.cuda_graphs import Graphs  # for a GPU alone
 
     return Graphs()
 

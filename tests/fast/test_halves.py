@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from personafl.core.net import Buffers, Net
 from personafl.core.rng import generator
 from personafl.core.tree import Params
-from personafl.fast.cut import Cut, cut
+from personafl.fast.halves import Halves, halves_of
 from personafl.models import convolutional, personal_split, transformer, with_adapters, zoo
 
 IMAGES = torch.rand((5, 1, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -24,9 +24,9 @@ def params_of(net: Net) -> Params:
     return {name: value.double() for name, value in net.init(generator(3)).items()}
 
 
-def divided(net: Net, trained: Iterable[str], x: Tensor = IMAGES) -> tuple[Cut, Tensor]:
+def divided(net: Net, trained: Iterable[str], x: Tensor = IMAGES) -> tuple[Halves, Tensor]:
     """Return the cut and the features of x, after checking that the halves make the whole with other weights."""
-    found = cut(net, trained, x)
+    found = halves_of(net, trained, x)
     assert found is not None
     params = params_of(net)
     features = found.features.apply({name: params[name] for name in found.features.shapes}, x)
@@ -179,17 +179,17 @@ def test_what_cannot_be_divided_is_not(name: str) -> None:
     net = net_of(make, "dropped")
     trained = [key for key in net.shapes if part in key]
     assert trained
-    assert cut(net, trained, IMAGES) is None
+    assert halves_of(net, trained, IMAGES) is None
 
 
 def test_a_cut_is_found_once_and_under_vmap_too() -> None:
     net = net_of(lambda: zoo.mlp((1, 16, 16), 3))
-    found: list[Cut | None] = []
+    found: list[Halves | None] = []
 
     def look(value: Tensor) -> Tensor:
-        found.append(cut(net, ["3.weight", "3.bias"], IMAGES))
+        found.append(halves_of(net, ["3.weight", "3.bias"], IMAGES))
         return value
 
     torch.func.vmap(look)(torch.zeros(2))
     assert found[0] is not None
-    assert cut(net, ["3.bias", "3.weight"], IMAGES) is found[0]
+    assert halves_of(net, ["3.bias", "3.weight"], IMAGES) is found[0]

@@ -14,9 +14,9 @@ from personafl.core.objective import MeanLoss
 from personafl.core.optim import scale
 from personafl.core.rng import generator
 from personafl.core.tree import Params
-from personafl.fast import span
-from personafl.fast.draws import drawn as fast_drawn
-from personafl.fast.rounding import exactly, rounded_products, rounding
+from personafl.fast import gram
+from personafl.fast.bfloat16 import exactly, rounded_products, rounding
+from personafl.fast.drawing import drawn as fast_drawn
 from personafl.simulate.engine import Engine, Strategy
 
 CPU = torch.device("cpu")
@@ -82,13 +82,13 @@ def test_stacked_clients_are_rounded_as_single_ones_are(name: str) -> None:
 
 def test_a_layer_in_the_span_of_its_inputs_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETS, "softmax", lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 5)))
-    monkeypatch.setattr(span, "_COPIES", 10**6)
-    monkeypatch.setitem(span._ROUNDED_GAIN, "cpu", 100.0)
-    monkeypatch.setitem(span._GAIN, "cpu", 100.0)
+    monkeypatch.setattr(gram, "_COPIES", 10**6)
+    monkeypatch.setitem(gram._ROUNDED_GAIN, "cpu", 100.0)
+    monkeypatch.setitem(gram._GAIN, "cpu", 100.0)
     start, exact = trained("softmax", "stacked", bfloat16=False, epochs=6)
     _, about = trained("softmax", "stacked", bfloat16=True, epochs=6)
     assert apart(exact, about, start) < 1e-5  # as it is not without a span:
-    monkeypatch.setitem(span._ROUNDED_GAIN, "cpu", 0.0)
+    monkeypatch.setitem(gram._ROUNDED_GAIN, "cpu", 0.0)
     _, rounded = trained("softmax", "stacked", bfloat16=True, epochs=6)
     assert apart(exact, rounded, start) > 1e-4
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from personafl.core import tree
 from personafl.core.batches import Batches, Data, Padding
 from personafl.core.tree import Tree
-from personafl.fast.draws import round_number
+from personafl.fast.drawing import round_number
 
 Steps = tuple[int, ...]  # of each phase
 _MOST = 16  # recordings that are kept; each holds the memory of its function

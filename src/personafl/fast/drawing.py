@@ -36,7 +36,7 @@ def drawn(
     if device.type == "cpu":
         batches = draw(pool, rows, starts, sizes, work, keys, pace)
         return batches._replace(padding=padding_of(batches.real.numpy(), largest))
-    # Elsewhere what is known is mostly the same in every round, for recordings (`fast.graphs`).
+    # Elsewhere what is known is mostly the same in every round, for recordings (`fast.cuda_graphs`).
     taken = counted_steps(work, sizes, pace)
     known = Padding(gaps=bool((taken < taken.max(initial=0)).any()), most=round_number(largest))
     if device.type == "cuda" and fits_there(sizes, work, pace):

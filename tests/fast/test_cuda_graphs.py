@@ -16,9 +16,9 @@ from personafl.core import rng
 from personafl.core.augment import Augment, augmented
 from personafl.core.batches import Data, Steps, draw
 from personafl.core.tree import Tree
-from personafl.fast import graphs
-from personafl.fast.draws import round_number
-from personafl.fast.graphs import Graphs
+from personafl.fast import cuda_graphs
+from personafl.fast.cuda_graphs import Graphs
+from personafl.fast.drawing import round_number
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 POOL = torch.arange(200.0).reshape(100, 2), torch.zeros(100)
@@ -68,7 +68,7 @@ def total(down: torch.Tensor, states: torch.Tensor, data: Data) -> torch.Tensor:
 def faked(monkeypatch: pytest.MonkeyPatch) -> Faked:
     """Replace recording, which needs a GPU."""
     fake = Faked()
-    monkeypatch.setattr(graphs, "_record", fake.record)
+    monkeypatch.setattr(cuda_graphs, "_record", fake.record)
     return fake
 
 
@@ -107,10 +107,10 @@ def test_old_recordings_are_given_up(faked: Faked) -> None:
     """Each holds memory."""
     recordings = Graphs()
     for _ in range(2):
-        for clients in range(1, graphs._MOST + 3):
+        for clients in range(1, cuda_graphs._MOST + 3):
             for _ in range(2):
                 run(recordings, steps=2, clients=clients)
-    assert len(recordings._recordings) == graphs._MOST
+    assert len(recordings._recordings) == cuda_graphs._MOST
 
 
 def test_what_cannot_be_recorded_is_trained_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_what_cannot_be_recorded_is_trained_all_the_same(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(graphs, "_record", refuse)
+    monkeypatch.setattr(cuda_graphs, "_record", refuse)
     recordings = Graphs()
     run(recordings, steps=2)
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted when stream is capturing$"):

@@ -6,6 +6,7 @@ graph (torch.fx), so no module declares it: under a trained output layer the fea
 first layer there are none.
 """
 
+import contextvars
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,7 +25,7 @@ from personafl.fast.stack import stack_around
 
 
 @dataclass(frozen=True)
-class Cut:
+class Halves:
     """The two halves; a parameter is known to them by its name in the whole."""
 
     features: Net
@@ -33,7 +34,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FirstLayer:
     """A linear layer between two halves, rest(W · features(x) + b), in whose inputs no trained parameter has a say."""
 
     features: Net
@@ -47,7 +48,7 @@ _KNOWN: weakref.WeakKeyDictionary[Net, dict[tuple[object, frozenset[str]], Any]]
 Found = TypeVar("Found")
 
 
-def cut(net: Net, trained: Iterable[str], samples: Tensor) -> Cut | None:
+def halves_of(net: Net, trained: Iterable[str], samples: Tensor) -> Halves | None:
     """Divide a network before its trained parameters.
 
     None where less than half of the multiply-adds comes before them, or where the module cannot be divided: torch.fx
@@ -56,7 +57,7 @@ def cut(net: Net, trained: Iterable[str], samples: Tensor) -> Cut | None:
     return _known(_divided, net, trained, samples)
 
 
-def entry(net: Net, trained: Iterable[str], samples: Tensor) -> Entry | None:
+def first_layer(net: Net, trained: Iterable[str], samples: Tensor) -> FirstLayer | None:
     """Find a trained linear layer that sees the same vector for a sample in every step, or None."""
     return _known(_entered, net, trained, samples)
 
@@ -77,12 +78,12 @@ def _known(
         some = stack.plain(samples)[0] if stack is not None and stack.has(samples) else samples
         # In a thread of its own: this may be asked under vmap, whose transforms are a thread's, and they forbid a lot.
         with ThreadPoolExecutor(1) as outside:
-            known[question] = outside.submit(answer).result()
+            known[question] = outside.submit(contextvars.copy_context().run, answer).result()
     found: Found | None = known[question]
     return found
 
 
-def _divided(net: Net, trained: frozenset[str], x: Tensor) -> Cut | None:
+def _divided(net: Net, trained: frozenset[str], x: Tensor) -> Halves | None:
     traced = _traced(net)
     if traced is None:
         return None
@@ -97,7 +98,7 @@ def _divided(net: Net, trained: frozenset[str], x: Tensor) -> Cut | None:
     return None
 
 
-def _entered(net: Net, trained: frozenset[str], x: Tensor) -> Entry | None:
+def _entered(net: Net, trained: frozenset[str], x: Tensor) -> FirstLayer | None:
     traced = _traced(net)
     if traced is None:
         return None
@@ -112,7 +113,7 @@ def _entered(net: Net, trained: frozenset[str], x: Tensor) -> Entry | None:
         bias = None if layer.bias is None else f"{node.target}.bias"
         if before in moving or body is None or rest is None or bias not in (None, *net.shapes):
             continue
-        found = Entry(_net(net, module, body), f"{node.target}.weight", bias, _net(net, module, rest))
+        found = FirstLayer(_net(net, module, body), f"{node.target}.weight", bias, _net(net, module, rest))
         return found if _makes_whole(found, net, x) else None
     return None
 
@@ -181,7 +182,7 @@ def _net(whole: Net, module: nn.Module, graph: fx.Graph) -> Net:
     return Net(part, "shared")
 
 
-def _checked(net: Net, features: Net, head: Net, x: Tensor) -> Cut | None:
+def _checked(net: Net, features: Net, head: Net, x: Tensor) -> Halves | None:
     """Return the halves if they make the whole on samples x [3, …], and the first one is worth it.
 
     In-place operations, or features whose first axis is not the sample, make them something else.
@@ -192,10 +193,10 @@ def _checked(net: Net, features: Net, head: Net, x: Tensor) -> Cut | None:
     outputs, above = _counted(head, start, values.clone())
     if below < above or len(values) != len(x) or not (_close(values[:2], two) and _close(outputs, whole)):
         return None
-    return Cut(features, head, values[0].numel())
+    return Halves(features, head, values[0].numel())
 
 
-def _makes_whole(found: Entry, net: Net, x: Tensor) -> bool:
+def _makes_whole(found: FirstLayer, net: Net, x: Tensor) -> bool:
     """Say whether the halves and the layer between them make the whole on samples x [3, …]."""
     start, whole = _tried(net, x)
     two, values = (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from personafl.core import rng
 from personafl.core.batches import Padding, Steps, draw
-from personafl.fast.draws import draw_there, drawn, fits_there
+from personafl.fast.drawing import draw_there, drawn, fits_there
 
 WORKS = st.one_of(
     st.builds(Steps, epochs=st.integers(1, 3), batch=st.one_of(st.none(), st.integers(1, 7))),

@@ -32,10 +32,10 @@ from personafl.core.objective import MeanLoss
 from personafl.core.optim import Optimizer
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
-from personafl.fast.cut import Entry, entry
-from personafl.fast.layers import Layers, spread
-from personafl.fast.minibatches import distinct, most_distinct, rows_of
-from personafl.fast.rounding import exactly, rounding
+from personafl.fast.bfloat16 import exactly, rounding
+from personafl.fast.halves import FirstLayer, first_layer
+from personafl.fast.layers import Layers, gram_outputs
+from personafl.fast.minibatches import distinct_rows, most_distinct, rows_of
 from personafl.fast.stack import stack_around, transformed
 
 _GAIN = {"cpu": 0.9, "cuda": 2.0}  # how many times the multiply-adds pay at most
@@ -45,10 +45,10 @@ _COPIES = 8  # what is kept of a client's samples may take the memory of so many
 
 
 @dataclass(frozen=True)
-class Spanned:
+class GramTraining:
     """The same training, with A and s in the place of the layer's W."""
 
-    layer: Entry
+    layer: FirstLayer
     samples: Tensor  # Z
     origin: Tensor  # W₀
     along: Tensor | None  # D, unless it is 0
@@ -66,7 +66,7 @@ class Spanned:
         known = _at(self.known, rows)
         if self.known_along is not None:
             known = known + params[_ALONG].detach() * _at(self.known_along, rows)
-        outputs = spread(known, batch.x, params[layer.weight], rows)
+        outputs = gram_outputs(known, batch.x, params[layer.weight], rows)
         if layer.bias is not None:
             outputs = outputs + values[layer.bias]
         rest = MeanLoss(layer.rest, self.objective.loss, {name: values[name] for name in layer.rest.shapes})
@@ -92,13 +92,13 @@ class Spanned:
         return moved if self.along is None else moved + params[_ALONG] * self.along
 
 
-def in_span(
+def through_gram_matrix(
     objective: MeanLoss, start: Params, batches: Batches, optimizer: Optimizer, term: Quadratic | None
-) -> Spanned | None:
+) -> GramTraining | None:
     """Return the same training with a first layer in the span of its inputs; None if that does not pay or exist."""
     if not optimizer.linear or (transformed() and stack_around() is None):
         return None
-    layer = entry(objective.net, start.keys(), batches.pool_x)
+    layer = first_layer(objective.net, start.keys(), batches.pool_x)
     if layer is None:
         return None
     origin = start[layer.weight]
@@ -108,7 +108,7 @@ def in_span(
     form = _cheapest(objective, origin.shape, batches, products=2 if along is None else 3)
     if form is None:
         return None
-    own, place = distinct(batches) if form == "samples" else (batches.rows.flatten(), batches.rows)
+    own, place = distinct_rows(batches) if form == "samples" else (batches.rows.flatten(), batches.rows)
     below = {name: objective.fixed[name] for name in layer.features.shapes}
     with Layers(stack_around(), {}, factored=False):
         samples = layer.features.apply(below, rows_of(batches.pool_x, own)).to(origin.dtype)
@@ -120,7 +120,7 @@ def in_span(
         started[_ALONG] = known.new_zeros(())
     told = None if term is None else _told(term, layer.weight, started)
     stream = reduced if form == "samples" else _InOrder(reduced)
-    return Spanned(layer, samples, origin, along, known, known_along, objective, started, stream, told)
+    return GramTraining(layer, samples, origin, along, known, known_along, objective, started, stream, told)
 
 
 def _at(values: Tensor, rows: Tensor | slice) -> Tensor:

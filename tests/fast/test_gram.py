@@ -21,9 +21,9 @@ from personafl.core.rng import generator
 from personafl.core.seam import using
 from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
-from personafl.fast import span
-from personafl.fast.cut import entry
-from personafl.fast.draws import drawn as fast_drawn
+from personafl.fast import gram
+from personafl.fast.drawing import drawn as fast_drawn
+from personafl.fast.halves import first_layer
 from personafl.models import zoo
 
 F64 = torch.float64
@@ -62,16 +62,16 @@ def own(batches: Batches, client: int) -> Batches:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each training was in the span, from now on; as often as it is possible."""
     found: list[bool] = []
-    made = span.in_span
+    made = gram.through_gram_matrix
 
     def watched(*arguments: object) -> object:
         result = made(*arguments)  # type: ignore[arg-type]
         found.append(result is not None)
         return result
 
-    monkeypatch.setattr(span, "_GAIN", {"cpu": torch.inf})
-    monkeypatch.setattr(span, "_COPIES", torch.inf)
-    monkeypatch.setattr("personafl.fast.training.in_span", watched)
+    monkeypatch.setattr(gram, "_GAIN", {"cpu": torch.inf})
+    monkeypatch.setattr(gram, "_COPIES", torch.inf)
+    monkeypatch.setattr("personafl.fast.training.through_gram_matrix", watched)
     return found
 
 
@@ -115,7 +115,7 @@ def possible(optimizer: str, kind: str) -> bool:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Z has; on a CPU the order of the steps never pays."""
     if request.param != "each sample once":
-        monkeypatch.setattr(span, "most_distinct", lambda _: 0)
+        monkeypatch.setattr(gram, "most_distinct", lambda _: 0)
 
 
 @pytest.mark.usefixtures("form")
@@ -212,7 +212,7 @@ def test_multiply_adds() -> None:
     batches = own(
         fast_drawn(pool, rows, torch.from_numpy(rows), 0 * size, size, Steps(epochs=epochs, batch=4), key, key), 0
     )
-    assert span.in_span(MeanLoss(net, cross_entropy), start, batches, scale(-0.1), None) is not None
+    assert gram.through_gram_matrix(MeanLoss(net, cross_entropy), start, batches, scale(-0.1), None) is not None
     with FlopCounterMode(display=False) as counter:
         descend(MeanLoss(net, cross_entropy), start, batches, scale(-0.1))
     first = n * 400 * (2 * 8 + n) + epochs * n * n * 8
@@ -254,12 +254,12 @@ NONE = {
 @pytest.mark.parametrize("name", NONE)
 def test_networks_without_such_a_layer(name: str) -> None:
     net = net_of(NONE[name])
-    assert entry(net, net.shapes, POOL[0]) is None
+    assert first_layer(net, net.shapes, POOL[0]) is None
 
 
 def test_the_layer_is_the_first_that_is_trained() -> None:
     net = net_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(20, 6), nn.Dropout(0.0), nn.ReLU(), nn.Linear(6, 3)))
-    first, last = entry(net, net.shapes, POOL[0]), entry(net, ["4.weight", "4.bias"], POOL[0])
+    first, last = first_layer(net, net.shapes, POOL[0]), first_layer(net, ["4.weight", "4.bias"], POOL[0])
     assert first is not None
     assert last is not None
     assert (first.weight, first.bias, last.weight, last.bias) == ("1.weight", "1.bias", "4.weight", "4.bias")
@@ -280,11 +280,11 @@ def test_it_happens_where_it_is_less_work_and_fits(monkeypatch: pytest.MonkeyPat
     net = net_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 3)))
     objective, start = MeanLoss(net, cross_entropy), params_of(net)
 
-    def spanned(batches: Batches, term: Quadratic | None = None) -> bool:
-        return span.in_span(objective, start, batches, scale(-0.1), term) is not None
+    def pays(batches: Batches, term: Quadratic | None = None) -> bool:
+        return gram.through_gram_matrix(objective, start, batches, scale(-0.1), term) is not None
 
-    assert spanned(own(drawn(epochs=4), 1))
-    assert not spanned(own(drawn(epochs=1), 1))
-    assert not spanned(own(drawn(epochs=4), 1)._replace(padding=Padding()))  # samples are not counted
-    monkeypatch.setattr(span, "_COPIES", 0)
-    assert not spanned(own(drawn(epochs=4), 1))
+    assert pays(own(drawn(epochs=4), 1))
+    assert not pays(own(drawn(epochs=1), 1))
+    assert not pays(own(drawn(epochs=4), 1)._replace(padding=Padding()))  # samples are not counted
+    monkeypatch.setattr(gram, "_COPIES", 0)
+    assert not pays(own(drawn(epochs=4), 1))

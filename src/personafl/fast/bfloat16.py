@@ -1,6 +1,6 @@
 """Training with products and convolutions in bfloat16, an option (`engine.dtype`): torch's autocast, seen from inside.
 
-Weights, updates and losses stay as exact as they are. What training computes in fewer products (`fast.span`) stays
+Weights, updates and losses stay as exact as they are. What training computes in fewer products (`fast.gram`) stays
 exact too.
 """
 
