@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, overload
 
@@ -248,26 +248,18 @@ def make_federated(*, task: TaskName | None = None, **fields: Any) -> FederatedD
     return FederatedData(task=task, fingerprint=_sha256(arrays), **fields)
 
 
-def blank(shape: DataShape, sizes: Mapping[int, int] | None = None) -> FederatedData:
-    """Return data of a shape, without content: all that building a network needs.
-
-    `sizes` are the training samples of clients by their number, if there are clients.
-    """
-    sizes = sizes or {}
-    clients = max(sizes, default=-1) + 1
-    counts = np.zeros(clients, dtype=np.int64)
-    counts[list(sizes)] = list(sizes.values())
-    members = np.array(sorted(sizes), dtype=np.int64)
+def blank(shape: DataShape, clients: int = 0) -> FederatedData:
+    """Return data of a shape, without content: all that building a network needs; clients have one sample each."""
     none = Ragged.empty(clients)
     return make_federated(
         name="shape",
         x=torch.zeros(2, *shape.input_shape, dtype=torch.float32 if shape.vocabulary is None else torch.int64),
         y=torch.full((2, *shape.target_shape), -1),
         classes=shape.classes,
-        train=Ragged(np.zeros(int(counts.sum()), dtype=np.int64), _offsets(counts)),
+        train=Ragged(np.zeros(clients, dtype=np.int64), np.arange(clients + 1)),
         validation=none,
         test=none,
-        seen=members,
+        seen=np.arange(clients),
         unseen=np.zeros(0, np.int64),
         client_names=tuple(str(number) for number in range(clients)),
         label_names=(),

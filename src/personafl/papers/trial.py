@@ -83,7 +83,7 @@ def _prepared(run: Recipe, data: FederatedData) -> Job:
     """Prepare a run, after its pre-training."""
     if (before := run.for_pretraining()) is not None:
         _prepared(before, data)
-    as_seen(blank(data.shape, {0: 1}), run.data, torch.float32)  # one sample for one client
+    as_seen(blank(data.shape, 1), run.data, torch.float32)  # one sample for one client
     plain = run.data.model_copy(update={"normalize": "none", "augment": None})  # there are no pixels to take moments of
     run = run.model_copy(update={"data": plain})
     if data.task == "ctc":  # its targets are looked at, so it is tried on real inputs
@@ -169,5 +169,5 @@ def _shape(needed: Dataset, config: DataConfig) -> FederatedData:
         target_shape=targets,
         vocabulary=config.vocabulary if text else None,
     )
-    data = blank(like, dict.fromkeys(range(clients), 1))
+    data = blank(like, clients)
     return dataclasses.replace(data, x=data.x.to("meta"))

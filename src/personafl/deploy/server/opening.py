@@ -50,7 +50,7 @@ def open_federation(recipe: Recipe) -> Federation:
     """Return what a recipe alone decides; in place of its clients, who are elsewhere, is one without data."""
     section = recipe.deploy
     assert section is not None
-    data = blank(section, {0: 1})
+    data = blank(section, 1)
     engine = recipe.engine.model_copy(update={"device": "cpu"})
     everyone = recipe.federation.model_copy(update={"cohort": 1.0})
     recipe = recipe.model_copy(update={"engine": engine, "federation": everyone})
