@@ -393,7 +393,7 @@ def test_a_run_has_the_models_it_has_without(tmp_path: Path, method: str, form: 
     keys = ("model", "clients", "split", "count", "bytes_down")
     assert [[row[key] for key in keys] for row in small.rows] == [[row[key] for key in keys] for row in plain.rows]
     assert small.rows[0]["bytes_up"] < 0.4 * plain.rows[0]["bytes_up"]
-    assert Recipe.parse(api.read_toml(tmp_path / "small" / "recipe.toml")).uplink.form == form
+    assert api.as_recipe(tmp_path / "small" / "recipe.toml").uplink.form == form
 
 
 def test_bytes_are_those_of_the_uploads(tmp_path: Path) -> None:

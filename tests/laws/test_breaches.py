@@ -12,6 +12,7 @@ from personafl.algorithms.training import Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced
 from personafl.core.batches import Data, Steps
+from personafl.core.tree import Params
 from personafl.testing import LAWS, make_case
 
 TRAINING = Training(work=Steps(steps=1, batch=2))
@@ -51,6 +52,14 @@ class Inexact(FedAvgClient):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Whole(FedAvgClient):
+    """Declares (below) that it uses bits, and has none."""
+
+    def models(self, problem: Problem, down: Model, state: Empty) -> dict[str, Params]:
+        return {"personal": down.model}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Counting(Averaging):
     """Declares that it averages, and looks at the weight of uploads."""
 
@@ -72,6 +81,12 @@ def test_breach(client: type[FedAvgClient], server: type[Averaging], law: str) -
     case = make_case(Algorithm("broken", client(training=TRAINING), server()))
     with pytest.raises(AssertionError):
         LAWS[law](case)
+
+
+def test_bits_that_are_declared_and_not_kept() -> None:
+    case = make_case(Algorithm("whole", Whole(training=TRAINING), Averaging(), uses_bits=True))
+    with pytest.raises(AssertionError, match="no weight of its own model has 2 bits"):
+        LAWS["devices_get_what_is_declared"](case)
 
 
 def test_a_rule_may_look_at_the_samples_whatever_it_is_asked() -> None:

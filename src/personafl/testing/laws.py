@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from personafl.algorithms.uplink import TopEntries, compressed
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Problem, no_steps, packed, reduce, untrained_upload
+from personafl.core.net import Net
 from personafl.core.tree import Tree
 from personafl.errors import BadInput
 from personafl.simulate.cloud import mixed
@@ -217,6 +218,29 @@ def models_fit_their_networks(case: Case) -> None:
             close(tree.stack([models["personal"]] * 2), stacked, TOLERANCE)
 
 
+def devices_get_what_is_declared(case: Case) -> None:
+    """Who takes networks, bits or penalties of clients' own trains with them, and returns models that have them."""
+    algorithm, rule = case.algorithm, case.algorithm.client
+    if not (algorithm.own_networks or algorithm.uses_bits or algorithm.most_penalty is not None):
+        return
+    layers = [nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 10)]
+    net = Net(nn.Sequential(*layers)).to(torch.device("cpu"), torch.float64)
+    nets: dict[str, Any] = {"local_net": net} if algorithm.own_networks else {"net": net}
+    bits = 2 if algorithm.uses_bits else None
+    penalty = None if algorithm.most_penalty is None else min(0.5, algorithm.most_penalty)
+    other = dataclasses.replace(case, problem=dataclasses.replace(case.problem, bits=bits, penalty=penalty, **nets))
+    down, state, data = other.one_client()
+    state, _ = other.update(down, state, data)
+    model = rule.models(other.problem, down, state)["personal"]
+    shapes = {name: value.shape for name, value in model.items()}
+    assert shapes == net.shapes, "the personal model does not fit its network"
+    found = rule.bits_of(other.problem)
+    assert found == bits, f"its own model has {found} bits, and was asked for {bits}"
+    if bits is not None:
+        fewest = min(len(set(value.flatten().tolist())) for value in model.values() if value.ndim > 1)
+        assert fewest <= 2**bits, f"no weight of its own model has {bits} bits: all have {fewest} values and more"
+
+
 def _tuned(case: Case) -> Tree:
     """Return a fresh client's state after fine-tuning."""
     rule, (down, state, _) = case.algorithm.client, case.trained[1].given
@@ -240,6 +264,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
         a_server_may_be_one_of_several,
         who_averages_needs_the_mean_alone,
         models_fit_their_networks,
+        devices_get_what_is_declared,
     )
 }
 
