@@ -18,8 +18,8 @@ def opened(job: Job, directory: RunDirectory, checkpoint: Checkpoint) -> tuple[S
     """Return the simulation as a checkpoint left it, and the fine-tuned states."""
     budget = job.recipe.engine.store_mb * 2**20
     store = Store(directory.path / "states", budget, checkpoint.states)
+    server = directory.server_bytes(checkpoint) if checkpoint.rounds or checkpoint.server else None
     try:
-        server = directory.server_bytes(checkpoint) if checkpoint.rounds or checkpoint.server else None
         simulation = make_simulation(job.federation, store, server)
     except BadInput as error:
         raise BadInput(f"{directory.path}: the server's state after round {checkpoint.rounds}: {error}") from error
