@@ -209,6 +209,8 @@ def _placed(schema: Any, raw: Mapping[str, Any]) -> _Problem:
         elif named := [member for member in members if part == member.__name__ or part in _tags(member)]:
             branch.append(str(part))
             members = named
+        elif isinstance(part, int) and path and members:  # of a list of sections
+            path[-1] += f"[{part}]"
         elif isinstance(part, str):
             (path if raw["type"] in _UNKNOWN else branch).append(part)
     return _Problem(tuple(path), tuple(branch), members, raw)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from personafl.errors import BadInput
 from personafl.models.network import Network
-from personafl.options import Strict, explain
+from personafl.options import Strict
 
 Samples = Annotated[int, Field(ge=0)]
 Way = Literal["share", "clients", "samples"]
@@ -78,17 +78,6 @@ class DeviceSection(Strict):
 def device_names(devices: Sequence[DeviceSection]) -> list[str]:
     """Return the name of each profile."""
     return [device.name or f"devices {number}" for number, device in enumerate(devices, 1)]
-
-
-def check_each(given: Any) -> None:
-    """Fail if an entry is wrong in itself, and say which; `given` is what the recipe has, before any validation."""
-    if not isinstance(given, list):
-        raise BadInput("devices: is a list of sections; write [[devices]] in a recipe, or devices=[{share=0.5, …}, …]")
-    for index, entry in enumerate(given):
-        try:
-            DeviceSection.model_validate(entry)
-        except ValidationError as error:
-            raise explain(error, f"devices[{index}]", DeviceSection) from error
 
 
 def check_devices(devices: Sequence[DeviceSection]) -> None:

@@ -20,7 +20,7 @@ from personafl.recipe.buffer import BufferSection, check_buffer
 from personafl.recipe.cloud import CloudSection, check_cloud
 from personafl.recipe.compare import CompareSection
 from personafl.recipe.deploy import DeploySection
-from personafl.recipe.devices import DeviceSection, check_devices, check_each
+from personafl.recipe.devices import DeviceSection, check_devices
 from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
 from personafl.recipe.federation import FederationSection
@@ -79,7 +79,8 @@ class Recipe(Strict):
         """Validate a recipe given as nested dicts; `where` is the file it came from."""
         try:
             given = plain(values)
-            check_each(given.get("devices", []))
+            if not isinstance(given.get("devices", []), list):
+                raise BadInput("devices: is a list of sections; write [[devices]], or devices=[{share=0.5, …}, …]")
             try:
                 recipe = cls.model_validate(given)
             except ValidationError as error:
@@ -108,7 +109,7 @@ class Recipe(Strict):
         """Return the recipe of one run of a comparison; `label` is a method or a variant."""
         variant = self.compare.variants.get(label, {})
         method = variant.get("method", {}).get("name", label)
-        own = (self.method.options) if self.method.name == method else {}
+        own = self.method.options if self.method.name == method else {}
         base = self.model_dump(mode="json", exclude_none=True)
         base |= {"method": {"name": method, **own, **self.compare.options.get(method, {})}, "seed": seed, "compare": {}}
         base.pop("sweep", None)
