@@ -310,7 +310,9 @@ def test_runs_that_cannot_be_exported(runs: Runs, tmp_path: Path) -> None:
         personafl.export(half, tmp_path / "out")
     damaged = shutil.copytree(run, tmp_path / "damaged")
     (damaged / "server-000003.safetensors").write_bytes(b"nothing")
-    with pytest.raises(BadInput, match="server's state after round 3"):
+    with pytest.raises(
+        BadInput, match=r"server-000003\.safetensors: the checkpoint needs this file and it was damaged"
+    ):
         personafl.export(damaged, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
