@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tiers import tiered
+
 DOCS = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *(str(path.relative_to(DOCS)) for path in sorted((DOCS / "docs").glob("*.md")))]
 
@@ -13,7 +15,11 @@ def python_of(page: str) -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)])
+CODED = [page for page in PAGES if python_of(page)]
+LONG = ("docs/fedslr.md", "docs/quped.md")  # seconds
+
+
+@pytest.mark.parametrize("page", tiered(CODED, [page for page in CODED if page not in LONG]))
 def test_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(python_of(page), page, "exec"), {"__name__": "__main__"})

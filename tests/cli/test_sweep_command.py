@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def test_a_run_on_validation_data_is_shown_as_such(main: Main) -> None:
     )
 
 
-def test_plan_prints_json_or_a_table(main: Main) -> None:
+def test_plan_prints_json_or_a_table(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("personafl.plan.estimate.ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(count))
     found = json.loads(main("plan", *QUICK, "--method", "ditto", "--json"))
     assert [method["method"] for method in found["methods"]] == ["ditto"]
     assert found["total"].keys() == {"seconds", "memory", "disk", "bytes_up", "bytes_down"}

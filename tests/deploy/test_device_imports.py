@@ -56,7 +56,10 @@ print(json.dumps({"files": {name: sys.modules[name].__file__ for name in names},
 """
 
 
-@pytest.mark.parametrize(("method", "own"), [("fedalt", {"fedalt"}), ("quped", {"quantize", "quped"})])
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("quped", {"quantize", "quped"}), pytest.param("fedalt", {"fedalt"}, marks=pytest.mark.system)],
+)
 def test_a_device_imports_its_own_half_and_its_own_method(method: str, own: set[str], tmp_path: Path) -> None:
     served, _ = deal(recipe_of(method, model={"name": "mlp", "hidden": [8, 8], "personal": "output"}), tmp_path)
     (tmp_path / "broadcast").write_bytes(wire.encode(open_federation(served).serving().broadcast()))

@@ -82,8 +82,8 @@ def test_it_is_deployed_resumed_and_exported(method: str, tmp_path: Path) -> Non
     api.resume(tmp_path / "stopped")
     assert left_by(tmp_path / "stopped")["states"] == whole["states"]
 
-    exported = export(tmp_path / "run", clients="all", onnx=True)
-    assert len(exported.models) == 4  # the global one, and three clients'
+    exported = export(tmp_path / "run", clients=["0"], onnx=True)
+    assert len(exported.models) == 2  # the global one, and the client's
     loaded = load_model(exported.models[1].file)
     named = wire.decode_named((tmp_path / "run" / "global.safetensors").read_bytes())
     assert {name: value.shape for name, value in loaded.state_dict().items()} == {n: v.shape for n, v in named.items()}

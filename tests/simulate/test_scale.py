@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def cost(clients: int, out: Path) -> tuple[int, int, int]:
     def listener(progress: object) -> None:
         if not isinstance(progress, Progress):
             return
+        gc.collect()  # what is in cycles is not kept
         found.append(tracemalloc.get_traced_memory())
         tracemalloc.reset_peak()
         if len(found) == 4:
@@ -70,10 +72,13 @@ def cost(clients: int, out: Path) -> tuple[int, int, int]:
 
 
 def test_a_registered_client_costs_bytes(tmp_path: Path) -> None:
-    """Kept: a problem, a home and a place in the store's table. In a round: a draw and the store's index."""
+    """Kept: a problem, a home, the samples that a server knows of and a place in the store's table.
+
+    In a round: a draw and the store's index.
+    """
     api.run(RECIPE, data=registered(20), out=tmp_path / "first")  # so that everything is imported
     few, many = cost(FEW, tmp_path / "few"), cost(MANY, tmp_path / "many")
     start, kept, in_a_round = ((m - f) / (MANY - FEW) for m, f in zip(many, few, strict=True))
     assert start < 200
-    assert kept < 40
+    assert kept < 48
     assert in_a_round < 40

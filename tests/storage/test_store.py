@@ -273,6 +273,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.system
 def test_resident_memory_keeps_to_the_budget(tmp_path: Path) -> None:
     """12,000 states of 8,040 bytes, 96 MB, written and read: all in memory, or no more than a budget of 32 MiB."""
     if not Path("/proc/self/status").exists():

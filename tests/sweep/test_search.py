@@ -122,6 +122,10 @@ def test_a_trial_that_diverges_fails_and_the_others_go_on(tmp_path: Path) -> Non
     assert [trial.state for trial in found.trials] == ["failed", "done"]
     assert "non-finite" in found.trials[0].note
     assert found.best == found.trials[1]
+
+
+@pytest.mark.system
+def test_a_sweep_whose_trials_all_diverge_says_so(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match=r"all 1 trials failed, the first with: round 1"):
         sweep(recipe(sweep={"keys": {"training": {"lr": [1e30]}}}), tmp_path / "bad", jobs=1)
 
