@@ -47,8 +47,8 @@ class Federation:
     @functools.cached_property
     def roster(self) -> Roster:
         """What its server knows of them."""
-        sizes, rule = self.data.train.sizes, self.algorithm.server
-        return Roster(self.data.seen, sizes, self.problem_of, self.problems, self.weights, rule)
+        samples, rule = self.data.train.sizes_of, self.algorithm.server
+        return Roster(self.data.seen, samples, self.problem_of, self.problems, self.weights, rule)
 
     def serving(self, roster: Roster | None = None) -> ServerSide:
         """Return a server before its first round; of other clients, if they are given."""

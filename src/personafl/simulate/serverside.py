@@ -7,6 +7,7 @@ cloud, and so has a server process.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ class Roster:
     """What a server knows of its clients: who may take part, how many samples each has, and what it solves."""
 
     seen: Clients  # who may take part: numbers, ascending
-    samples: Clients  # [clients] that each one trains on
+    samples: Callable[[Clients], Clients]  # how many each of some clients trains on
     problem_of: Clients  # [clients] which problem each one solves
     problems: tuple[Problem, ...]
     weights: Weights
@@ -46,7 +47,7 @@ class Roster:
 
     def weights_of(self, clients: Clients) -> NDArray[Any]:
         """Return how much each client weighs: n_i or 1, and what the method makes of that."""
-        weights = self.samples[clients] if self.weights == "examples" else np.ones_like(clients)
+        weights = self.samples(clients) if self.weights == "examples" else np.ones_like(clients)
         own = np.stack([self.rule.weigh(problem, weights) for problem in self.problems])  # [problems, clients]
         return own[self.problem_of[clients], np.arange(len(clients))]
 

@@ -52,4 +52,4 @@ def roster_of(members: Mapping[int, Member], base: Roster) -> Roster:
     for number, member in members.items():
         samples[number], kinds[number] = member.samples, member.profile
     staying = np.array(sorted(number for number, member in members.items() if not member.left), dtype=np.int64)
-    return dataclasses.replace(base, seen=staying, samples=samples, problem_of=kinds)
+    return dataclasses.replace(base, seen=staying, samples=samples.take, problem_of=kinds)
