@@ -71,16 +71,16 @@ def test_two_steps_by_hand() -> None:
     with np.errstate(divide="ignore"):
         w, phi, own = by_hand(model, np.zeros((4, 2)), np.log([1.0, 1.0, 3.0, 0.0]))
     for name, value in w.items():
-        np.testing.assert_allclose((model[name] + upload.change[name]).numpy(), value, atol=1e-13)
-    np.testing.assert_allclose(state.head["1.weight"].numpy(), phi, atol=1e-13)
-    np.testing.assert_allclose(state.head["1.bias"].numpy(), own, atol=1e-13)
+        np.testing.assert_allclose((model[name] + upload.change[name]).numpy(), value, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(state.head["1.weight"].numpy(), phi, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(state.head["1.bias"].numpy(), own, rtol=0, atol=1e-13)
     assert upload.change["1.bias"][3] == 0.0
 
     x = torch.from_numpy(INPUTS)
     personal = rule.models(PROBLEM, down, state)["personal"]
     z = INPUTS @ model["0.weight"].numpy().T
     expected = NET.apply(model, x).numpy() + z @ phi.T + own
-    np.testing.assert_allclose(NET.apply(personal, x).numpy(), expected, atol=1e-13)
+    np.testing.assert_allclose(NET.apply(personal, x).numpy(), expected, rtol=0, atol=1e-13)
 
 
 def test_with_balanced_classes_the_shared_path_is_fedavgs() -> None:
@@ -100,7 +100,7 @@ def test_a_newcomer_trains_its_head_alone() -> None:
     tuned = rule.personalize(PROBLEM, rule.expects(PROBLEM, model), Head(_zeros(model)), two_steps(TARGETS, 1))
     z = INPUTS @ model["0.weight"].numpy().T
     delta = (softmax(NET.apply(model, torch.from_numpy(INPUTS)).numpy()) - np.eye(4)[TARGETS]) / 5
-    np.testing.assert_allclose(tuned.head["1.weight"].numpy(), -0.7 * delta.T @ z, atol=1e-13)
+    np.testing.assert_allclose(tuned.head["1.weight"].numpy(), -0.7 * delta.T @ z, rtol=0, atol=1e-13)
 
 
 def _zeros(model: Params) -> Params:

@@ -72,7 +72,8 @@ class RodClient(OnePassClient, TunedClient):
     def update(self, problem: Problem, down: Model, state: Head, data: Data) -> tuple[Head, Change]:
         """Train both at once: neither gradient reaches the other's weights."""
         batches = data.phases["local"]
-        prior = class_counts(problem, batches).clamp(min=torch.finfo(torch.float32).tiny).log()
+        counts = class_counts(problem, batches).to(tree.leaves(down.model)[0])
+        prior = counts.clamp(min=torch.finfo(torch.float32).tiny).log()
         balanced = MeanLoss(problem.net, lambda scores, targets: problem.loss(scores + prior.to(scores), targets))
 
         def objective(joint: Params, batch: Batch) -> Tensor:
