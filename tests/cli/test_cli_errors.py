@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tiers import tiered
+
 MODELS = """
 import torch
 from torch import nn
@@ -224,7 +226,7 @@ KEYS = [
 DATA = "--dataset good.npz --partition iid:clients=4 --rounds 2 --quiet"
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("command", tiered(["run", "compare"], ["run"]))
 @pytest.mark.parametrize("case", KEYS, ids=lambda case: case[0])
 def test_recipes_that_cannot_be_run(main: Main, inputs: Path, command: str, case: tuple[str, ...]) -> None:
     fails(main, inputs, f"{command} {DATA} {case[0]}", 2, *case[1:])

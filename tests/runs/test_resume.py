@@ -30,6 +30,7 @@ from personafl.runs import checkpoints
 from personafl.runs.listener import Progress
 from personafl.storage.rundir import RunDirectory, claim_name
 from personafl.storage.store import Store
+from tiers import tiered
 from waiting import until
 
 PERSONAFL = [sys.executable, "-c", "from personafl.cli import main; main()"]
@@ -125,7 +126,10 @@ def lines(path: Path) -> int:
 # --- every method, every round ---
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+STATES = ["fedavg", "fedadam", "scaffold", "ditto", "fedalt", "fedslr", "quped", "apfl"]  # of each kind
+
+
+@pytest.mark.parametrize("method", tiered(sorted(METHODS), STATES))
 def test_every_method_resumes_after_every_round(tmp_path: Path, method: str) -> None:
     """One round per process, so to speak, with a checkpoint each."""
     recipe = changed(rounds=3, evaluation={"every": 2}, model={"name": "mlp", "hidden": [6], "personal": "output"})
