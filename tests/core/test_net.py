@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -504,3 +505,10 @@ def test_pooling_comes_before_relu_and_changes_nothing() -> None:
     for name, value in plain.named_parameters():
         assert value.grad is not None
         torch.testing.assert_close(found[name], value.grad)
+
+
+def test_a_network_travels_to_other_machines() -> None:
+    net, x = Net(mlp), normal(0, 2, 4)
+    params = net.init(torch.Generator())
+    there = pickle.loads(pickle.dumps(net))
+    assert torch.equal(there.apply(params, x), net.apply(params, x))

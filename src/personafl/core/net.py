@@ -12,7 +12,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,12 @@ class Net:
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
         self.unstackable: str | None = None  # why it cannot be run for several clients at once, if that was found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_one_at_a_time"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _one_at_a_time=threading.RLock())  # locks do not travel to other machines
 
     def init(self, generator: torch.Generator) -> Params:
         """Return start parameters: drawn anew from the generator, or the weights of the module that was given."""
