@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
+
 
 class RayError(Exception):
     """As Ray's."""
@@ -71,7 +73,7 @@ RAY = SimpleNamespace(
     nodes=lambda: [
         {"NodeID": name, "NodeManagerAddress": name, "Resources": {"CPU": 1.0}, "Alive": True} for name in "ab"
     ],
-    put=Reference,
+    put=lambda value: Reference(cloudpickle.loads(cloudpickle.dumps(value))),  # as to another machine
     get=get,
     wait=lambda references, **_: ([], references),  # as if all were at work, so that both nodes are given some
     kill=lambda _: None,
