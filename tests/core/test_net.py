@@ -512,3 +512,10 @@ def test_a_network_travels_to_other_machines() -> None:
     params = net.init(torch.Generator())
     there = pickle.loads(pickle.dumps(net))
     assert torch.equal(there.apply(params, x), net.apply(params, x))
+
+
+def test_what_other_threads_draw_is_not_the_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = Net(mlp), normal(0, 2, 4)
+    states = (torch.tensor([number]) for number in range(9))
+    monkeypatch.setattr(torch, "get_rng_state", lambda: next(states))
+    assert net.probe(x).shape == (2, 3)
