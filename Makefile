@@ -25,7 +25,7 @@ unit: install-dev
 
 # Real processes on loopback, kills at every write, Ray, a SuperLink, the site and a browser: half an hour on two cores.
 test-system: install-dev
-	$(BIN)/pytest -m system -n 2 --dist loadfile --timeout 3600 --durations 15
+	$(BIN)/pytest -m system -n 2 --dist loadfile --timeout 900 --durations 15
 
 test-slow: install-dev
 	$(BIN)/pytest -m slow --timeout 0

@@ -106,7 +106,15 @@ def test_a_module_a_dotted_path_and_data_of_the_users(tmp_path: Path, monkeypatc
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    data, recipe = small_data(), {"rounds": 2, "training": {"lr": 1e-30}, "model": {"name": "mlp", "hidden": [3]}}
+    data, recipe = (
+        small_data(),
+        {
+            "data": {"normalize": "none"},
+            "rounds": 2,
+            "training": {"lr": 1e-30},
+            "model": {"name": "mlp", "hidden": [3]},
+        },
+    )
     module = nn.Linear(4, 3)
     given = api.run(recipe, data=data, model=module, out=tmp_path / "a")
     with torch.no_grad():
@@ -128,7 +136,9 @@ def test_an_algorithm_of_the_users_is_named_in_the_rows(tmp_path: Path) -> None:
 def test_clients_without_validation_keep_the_global_model(tmp_path: Path) -> None:
     """Of the three seen clients only a and c have validation data; d, unseen, has none, so there is no such row."""
     result = api.run(
-        {"rounds": 3, "method": {"name": "ditto"}, "training": {"lr": 0.5}}, data=small_data(), out=tmp_path / "run"
+        {"rounds": 3, "method": {"name": "ditto"}, "training": {"lr": 0.5}, "model": {"name": "mlp"}},
+        data=small_data(),
+        out=tmp_path / "run",
     )
     clients = result.clients.set_index("name")
     assert clients["chosen_test_accuracy"]["b"] == clients["global_test_accuracy"]["b"]

@@ -16,10 +16,18 @@ class BadInput(PersonaError):
     exit_code = 2
 
 
-class Diverged(PersonaError):
+class Failed(PersonaError):
+    """A run came to no result after it began. What it had saved is kept, and so are the results of others."""
+
+    exit_code = 3
+
+
+class Diverged(Failed):
     """Training produced a non-finite number. The last good checkpoint is kept."""
 
-    exit_code = 2
+
+class Busy(BadInput):
+    """Another process is at work on the run."""
 
 
 class Interrupted(PersonaError):

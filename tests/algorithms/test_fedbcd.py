@@ -74,7 +74,7 @@ def alone_of(simulation: Simulation, client: int) -> float:
 @pytest.mark.parametrize(("box", "acts"), [(0.6, True), (50.0, False)])
 def test_two_rounds_of_fedbcd_by_hand(problem: LeastSquares, box: float, acts: bool) -> None:
     """x and x⁻ go on from round to round; the server's target is the weighted mean of all x_i."""
-    algorithm = METHODS["fedbcd"].build(FULL, penalty=GAMMA, momentum=ZETA, box=box)
+    algorithm = METHODS["fedbcd"].build(FULL, penalty=GAMMA, server_step=STEP, momentum=ZETA, box=box)
     simulation = problem.simulate(algorithm, 2)
     start = np.clip(problem.start, -box, box)
     z, x, previous = start, [start] * 3, [start] * 3
@@ -123,7 +123,7 @@ def test_penalties_of_the_devices_own_by_hand(problem: LeastSquares, cohort: int
     """
     gammas = np.array([0.3, 1.0, 0.3])
     for name, everyone in (("fedbcd", True), ("fedbcdi", False)):
-        simulation = problem.simulate(METHODS[name].build(FULL, momentum=ZETA, box=50.0), 0)
+        simulation = problem.simulate(METHODS[name].build(FULL, server_step=STEP, momentum=ZETA, box=50.0), 0)
         (known,) = simulation.federation.problems
         changes = {
             "problems": tuple(dataclasses.replace(known, penalty=gamma) for gamma in (0.3, 1.0)),

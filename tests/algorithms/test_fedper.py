@@ -111,7 +111,7 @@ def test_fedrep_by_hand(problem: LeastSquares) -> None:
 def test_fedreps_head_has_its_own_amount_of_work() -> None:
     phases = METHODS["fedrep"].build(TRAINING).client.phases
     assert list(phases) == ["personal", "local"]
-    assert (phases["personal"].epochs, phases["personal"].steps) == (10, None)
+    assert (phases["personal"].epochs, phases["personal"].steps) == (3, None)
     assert phases["local"] == TRAINING.work
 
 

@@ -146,12 +146,12 @@ def test_the_direction_is_the_gradient_that_the_optimizer_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "steps"), [({}, 1), ({"tune_steps": 4}, 4), ({"tune_epochs": 3}, 3)], ids=["default", "steps", "epochs"]
+    ("options", "steps"), [({}, 5), ({"tune_steps": 4}, 4), ({"tune_epochs": 3}, 3)], ids=["default", "steps", "epochs"]
 )
 def test_the_personal_model_is_adapted_by_plain_sgd(
     problem: LeastSquares, tmp_path: Path, options: dict[str, int], steps: int
 ) -> None:
-    """x_i = w_T, then steps of rate α on f_i (all data a step), whatever β's optimizer is; once by default."""
+    """x_i = w_T, then steps of rate α on f_i (all data a step), whatever β's optimizer is; five epochs by default."""
     training = Training(work=Steps(steps=STEPS, batch=None), optimizer=Adaptive(lr=LR, weight_decay=0.1))
     simulation = problem.simulate(perfedavg(training, inner_lr=RATE, **options), 2)
     assert len(simulation.store) == 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from personafl.algorithms import quantize
-from personafl.algorithms.quantize import hard, nearest, prox_centers, prox_weights, soft
+from personafl.algorithms.quantize import Cells, hard, nearest, prox_centers, prox_weights, soft
 from personafl.core import wire
 from personafl.core.net import Net
 from personafl.errors import BadInput
@@ -47,14 +47,15 @@ def prox_centers_exact(centers: Tensor, x: Tensor, width: float | Tensor, at: Te
     at = centers if at is None else at
     ordered = x.reshape(-1).sort().values
     codes = nearest(ordered, at)
-    members = quantize._sums(torch.ones_like(codes), codes, at)
+    cells = Cells.of(ordered, at)
+    members = cells.members().long()
     first = members.cumsum(0) - members
     place = torch.arange(1, len(ordered) + 1, device=x.device) - first[codes]  # k, from 1 in each center
 
     def landing(center: Tensor, count: Tensor, below: Tensor) -> Tensor:
         return center + width / 2 * (count - 2 * below).to(center.dtype)
 
-    below = quantize._sums((ordered < landing(centers[codes], members[codes], place)).long(), codes, at)
+    below = cells.sums((ordered < landing(centers[codes], members[codes], place)).long()).long()
     free = landing(centers, members, below)
     stop = ordered[(first + below).clamp(max=len(ordered) - 1)]
     return torch.where(below < members, torch.minimum(free, stop), free)
@@ -501,7 +502,9 @@ def test_packing_for_every_width(bits: int) -> None:
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "nearest": nearest,
-    "members": quantize.members,
+    "members": lambda x, c: Cells.of(x, c).members().long(),
+    "sums": lambda x, c: Cells.of(x, c).sums(x).to(x.dtype),
+    "many centers' sums": lambda x, c: Cells.of(x, torch.cat([c, c + 9])).sums(x).to(x.dtype),
     "hard": hard,
     "soft": lambda x, c: soft(x, c, 5.0),
     "distance": distance,
@@ -511,6 +514,22 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "initial_centers": lambda x, c: quantize.initial_centers(x, c.shape[0]),
     "two initial_centers": lambda x, c: quantize.initial_centers(x, 2),
 }
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4, 5, 16])
+def test_members_are_counted_picked_and_added_up_as_the_codes_say(levels: int) -> None:
+    """Few centers go another way than many. Some entries are on borders and centers, two centers are equal."""
+    centers = centers_of(8, levels)
+    centers = torch.cat([centers[:-1], centers[-2:-1]]) if levels > 2 else centers
+    x = torch.cat([normal(7, 50), centers, (centers[1:] + centers[:-1]) / 2])
+    codes, values, cells = nearest(x, centers), normal(9, len(x)), Cells.of(x, centers)
+    own = [codes == place for place in range(levels)]
+    assert torch.equal(cells.pick(centers), centers[codes])
+    assert cells.members().tolist() == [int(mine.sum()) for mine in own]
+    sides = [int((x[mine] > c).sum() - (x[mine] < c).sum()) for mine, c in zip(own, centers, strict=True)]
+    assert cells.sides(x, centers).tolist() == sides
+    expected = torch.stack([values[mine].sum() for mine in own])
+    torch.testing.assert_close(cells.sums(values), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from least_squares import LeastSquares
 from personafl.algorithms import METHODS, Training, quantize
 from personafl.algorithms.averaging import Model
-from personafl.algorithms.quped import Centered, QupedClient, divergence, quped
+from personafl.algorithms.quped import Centered, QupedClient, quped
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Steps
-from personafl.core.losses import cross_entropy
+from personafl.core.losses import cross_entropy, divergence
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.core.schedule import Step

@@ -9,11 +9,10 @@ from torch import nn
 from torch.func import grad
 
 from personafl.algorithms import METHODS, Training
-from personafl.algorithms.quped import divergence
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
-from personafl.core.losses import cross_entropy
+from personafl.core.losses import cross_entropy, divergence
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.core.prox import l1
@@ -96,14 +95,14 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
         return stepped(state.head, {key: whole[key] for key in state.head})
     if name in ("finetune", "perfedavg", "fedbcd"):  # from w; FedBCD's pull is 0 at x = z
         return stepped(down.model, slope(down.model))
-    if name == "fedbcdi":  # then one pull, γ = 0.2
-        return stepped(down.model, slope(down.model), 0.8 * LR)
+    if name == "fedbcdi":  # then one pull, γ = 0.5
+        return stepped(down.model, slope(down.model), 0.5 * LR)
     if name == "pfedme":  # from θ = w, where the pull is 0
         return stepped(down.model, slope(down.model))
     if name in ("local", "binaryrelax"):
         return stepped(state.model, slope(state.model))
     if name == "ditto":
-        return stepped(state.model, tree.add(slope(state.model), tree.scale(tree.sub(state.model, down.model), 0.1)))
+        return stepped(state.model, tree.add(slope(state.model), tree.scale(tree.sub(state.model, down.model), 0.3)))
     if name == "apfl":  # ∇_v f(αv + (1−α)w) = α ∇f
         mixture = tree.add(tree.scale(state.own, 0.25), tree.scale(down.model, 0.75))
         return stepped(state.own, slope(mixture), 0.25 * LR)

@@ -20,7 +20,7 @@ from personafl.simulate.simulator import Round
 from waiting import until
 
 Main = Callable[..., str]
-QUICK = ["--partition", "classes:clients=6,per_client=3", "--rounds", "2", "model.hidden=[8]"]
+QUICK = ["--partition", "classes:clients=6,per_client=3", "--rounds", "2", "model.name=mlp", "model.hidden=[8]"]
 QUICK += ["data.validation=0.2", "data.unseen=2"]
 ROW = {
     "method": str,
@@ -108,7 +108,7 @@ def test_recipe_prints_what_can_be_run_again(main: Main, tmp_path: Path) -> None
 def test_json_of_run_compare_show_and_resume(main: Main) -> None:
     given = strictly(main("compare", *QUICK, "--methods", "fedavg,local,ditto", "--seeds", "0,3", "--json"))
     assert main.err == ""  # type: ignore[attr-defined]
-    assert given.keys() == {"run", "rows"}
+    assert given.keys() == {"run", "rows", "failures", "warnings"}
     assert given["run"] == "runs/run-001"
     for row in given["rows"]:
         for key, kind in ROW.items():

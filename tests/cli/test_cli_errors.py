@@ -109,9 +109,9 @@ FILES = [
     ("truncated.npz", "truncated.npz", "truncated", "np.savez"),
     ("nothing.npz", "nothing.npz", "truncated"),
     ("holed.npz", "holed.npz", "sample 3", "NaN", "remove or fill"),
-    ("words.npz", "words.npz", "dtype", "use integers"),
-    ("halves.npz", "halves.npz", "float64", "use integers"),
-    ("negative.npz", "negative.npz", "label -1", "from 0"),
+    ("words.npz", "words.npz", "every label is 'a'", "check"),
+    ("halves.npz", "halves.npz", "measurements such as 0.5", "make few classes"),
+    ("negative.npz", "negative.npz", "label -1", 'data.classes = ["-1", "0"'),
     ("short.npz", "short.npz", "200 samples but 100 labels"),
     ("flat.npz", "flat.npz", "shape [200]"),
     ("empty.npz", "empty.npz", "no samples"),
@@ -156,6 +156,22 @@ KEYS = [
     ("--rounds many", "--rounds", "integer"),
     ("rounds=1.5", "rounds: input should be a valid integer (given: 1.5)"),
     ("seed=-1", "seed"),
+    ("rounds=99999999999999999999", "rounds: input should be less than or equal to 1000000000"),
+    ("rounds=nan", "rounds"),
+    ("compare.variants={'a/b'={rounds=1}}", "compare.variants: 'a/b' would name no directory"),
+    ("engine.workers=100000", "engine.workers: input should be less than or equal to 1024"),
+    ("engine.threads=1000000000000", "engine.threads: input should be less than or equal to 1024"),
+    ("training.lr=nan", "training.lr"),
+    ("training.momentum=nan", "training.momentum"),
+    ("training.clip=0", "training.clip"),
+    ("training.batch=0", "training.batch"),
+    ("training.epochs=0", "training.epochs"),
+    ("data.unseen=nan", "data.unseen"),
+    ("data.validation=1", "data.validation"),
+    ("data.test=nan", "data.test"),
+    ("federation.cohort=nan", "federation.cohort"),
+    ("federation.cohort=inf", "federation.cohort"),
+    ("engine.memory_mb=-1", "engine.memory_mb"),
     ("name=a/b", "name", "letters, digits"),
     ("training.lr=-1", "training.lr", "greater than 0"),
     ("training.batch=al", "training.batch: input should be a valid integer, or 'all' (given: 'al')"),
@@ -255,6 +271,7 @@ def test_methods_that_do_not_exist(main: Main, inputs: Path, case: tuple[str, ..
 @pytest.mark.parametrize(
     "case",
     [
+        ("--tune 0", "compare.tune: input should be greater than or equal to 1 (given: 0)"),
         ("--methods fedavg,dito", "compare.methods: no method 'dito'; did you mean 'ditto'"),
         ("--methods ,", "compare.methods: give at least one"),
         ("--methods ditto,ditto", "compare.methods: 'ditto' is there twice"),
@@ -317,7 +334,7 @@ def test_commands_that_make_no_sense(main: Main, inputs: Path, case: tuple[str, 
 
 def test_divergence_names_round_and_clients_and_keeps_the_run(main: Main, tmp_path: Path) -> None:
     code, out, err = main("run", *DATA.split(), "training.lr=1e30", "--out", str(tmp_path / "run"))
-    assert (code, out) == (2, "")
+    assert (code, out) == (3, "")
     assert err.count("\n") == 1
     assert "round 1" in err
     assert "clients 0, 1, 2, 3" in err

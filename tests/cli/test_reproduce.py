@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 Main = Callable[..., tuple[int, str, str]]
-TINY = ["rounds=2", "data.partition.clients=10", "model.hidden=[8]", "--seeds", "0,1", "--quiet"]
+TINY = ["rounds=2", "data.partition.clients=10", "model.name=mlp", "model.hidden=[8]", "--seeds", "0,1", "--quiet"]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_figure_is_run_stopped_resumed_and_read_again(main: Main) -> None:
 
 
 def test_runs_of_two_splits_are_not_compared(main: Main) -> None:
-    plain = ["--rounds", "1", "model.hidden=[8]", "--quiet", "--methods"]
+    plain = ["--rounds", "1", "model.name=mlp", "model.hidden=[8]", "--quiet", "--methods"]
     assert main("compare", *plain, "fedavg", "--out", "a", "--partition", "iid:clients=5")[0] == 0
     assert main("compare", *plain, "scaffold", "--out", "b", "--partition", "iid:clients=6")[0] == 0
     code, _, err = main("reproduce", "fedslr/figure5", "--from", "a", "--from", "b")

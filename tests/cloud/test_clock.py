@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -153,8 +152,3 @@ def test_latencies_follow_their_law_and_the_seed() -> None:
     # τ = Exp(2) + 3·Exp(1): mean 2 + 3, variance 4 + 9.
     assert drawn.mean() == pytest.approx(5.0, abs=5 * np.sqrt(13 / 4000))
     assert drawn.var() == pytest.approx(13.0, rel=0.2)
-
-
-def test_a_journal_is_read_as_it_was_written() -> None:
-    for event in play_by_hand(2, 4, rigorous=True):
-        assert Aggregation.from_json(json.loads(json.dumps(event.to_json()))) == event

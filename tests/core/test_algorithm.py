@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from personafl.core import tree
 from personafl.core.algorithm import Empty, Problem, Reduced, fields_of_its_own, join, own_fields, reduce
 from personafl.core.batches import Batch
-from personafl.core.losses import cross_entropy
+from personafl.core.losses import MeanLoss, cross_entropy
 from personafl.core.net import Net
-from personafl.core.objective import MeanLoss
 
 F64 = torch.float64
 laws = settings(max_examples=40, deadline=None)
@@ -24,6 +23,10 @@ laws = settings(max_examples=40, deadline=None)
 class Up(NamedTuple):
     change: dict[str, Tensor]
     loss: Tensor
+
+
+def _rows(stacked: Any, rows: Tensor | slice) -> Any:
+    return tree.map(lambda leaf: leaf[rows], stacked)
 
 
 def uploads(clients: int, seed: int, dtype: torch.dtype = F64) -> tuple[Up, Tensor]:
@@ -63,7 +66,7 @@ def test_chunks_and_order_do_not_matter(clients: int, seed: int, data: st.DataOb
     whole = reduce(stacked, weights)
     order = torch.tensor(data.draw(st.permutations(range(clients))))
     cut = data.draw(st.integers(1, clients - 1))
-    parts = [reduce(tree.select(stacked, rows), weights[rows]) for rows in (order[:cut], order[cut:])]
+    parts = [reduce(_rows(stacked, rows), weights[rows]) for rows in (order[:cut], order[cut:])]
     assert same(parts[0].plus(parts[1]), whole)
     assert whole.clients == clients
 
@@ -82,7 +85,7 @@ def test_mean_by_hand() -> None:
 def test_the_mean_of_equal_uploads_is_the_upload() -> None:
     """Whatever the weights."""
     stacked, weights = uploads(1, 3)
-    many = reduce(tree.select(stacked, torch.zeros(5, dtype=torch.int64)), torch.tensor([0.1, 0.7, 3.0, 11.0, 0.2]))
+    many = reduce(_rows(stacked, torch.zeros(5, dtype=torch.int64)), torch.tensor([0.1, 0.7, 3.0, 11.0, 0.2]))
     for x, y in zip(tree.leaves(many.mean()), tree.leaves(tree.take(stacked, 0)), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
     assert weights.dtype == torch.int64
@@ -172,8 +175,8 @@ def test_a_few_uploads_are_joined_in_place() -> None:
     """As `plus` does it; what was joined before is gone."""
     stacked = {"w": torch.arange(12.0).reshape(3, 4), "loss": torch.tensor([1.0, 2.0, 4.0])}
     weights = torch.tensor([5, 2, 1])
-    first = join(None, tree.select(stacked, slice(1)), weights[:1])
-    found = join(first, tree.select(stacked, slice(1, 3)), weights[1:])
+    first = join(None, _rows(stacked, slice(1)), weights[:1])
+    found = join(first, _rows(stacked, slice(1, 3)), weights[1:])
     expected = reduce(stacked, weights)
     assert found.total["w"] is first.total["w"]
     assert (found.clients, float(found.weight)) == (3, 8.0)

@@ -14,9 +14,8 @@ from personafl.core import rng
 from personafl.core.augment import Augment, augmented
 from personafl.core.batches import Batches, Padding
 from personafl.core.descend import descend
-from personafl.core.losses import cross_entropy
+from personafl.core.losses import MeanLoss, cross_entropy
 from personafl.core.net import Net
-from personafl.core.objective import MeanLoss
 from personafl.core.optim import Sgd
 from personafl.fast.table import enabled
 

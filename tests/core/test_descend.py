@@ -11,9 +11,8 @@ from torch.func import vmap
 
 from personafl.core import prox, tree
 from personafl.core.batches import Batch, Batches, Repeated, Together, Zipped
-from personafl.core.descend import descend, descend_from
+from personafl.core.descend import Quadratic, descend, descend_from, pull
 from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
-from personafl.core.terms import Quadratic, pull
 from personafl.core.tree import Params
 
 F64 = torch.float64

@@ -14,7 +14,7 @@ from personafl.core import optim, tree
 from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Optimizer, OptimizerSpec, Sgd
 from personafl.core.schedule import Exponential
 from personafl.core.tree import Params
-from personafl.fast.steps import moved
+from personafl.fast.gradient import moved
 
 F64 = torch.float64
 ROUND = torch.tensor(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from personafl.core import tree
-from personafl.core.terms import Quadratic, pull
+from personafl.core.descend import Quadratic, pull
 
 F64 = torch.float64
 

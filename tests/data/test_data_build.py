@@ -174,7 +174,7 @@ def test_small_users_are_dropped_and_counted() -> None:
     dataset = make(np.arange(21) % 3, user=user)
     data = federate(dataset, config(min_samples=5), 0)
     assert data.client_names == ("0", "2")
-    assert data.notes == ("2 clients with fewer than 5 samples left out",)
+    assert data.notes == ("2 clients with fewer than 5 samples left out: 1, 3",)
     with pytest.raises(BadInput, match="no client of toy has min_samples = 50"):
         federate(dataset, config(min_samples=50), 0)
     with pytest.raises(BadInput, match="client '3' has too few samples for training and test data"):

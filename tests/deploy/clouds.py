@@ -54,7 +54,9 @@ def cloud_recipe(method: str, clients: int = 9, deploy: dict[str, Any] | None = 
     """Return a small recipe with three servers, unless its changes say otherwise."""
     cloud = {"servers": 3, **changes.pop("cloud", {})}
     section = {"devices": 1, "server_timeout": 30.0, "heartbeat": 0.5, **(deploy or {})}
-    return recipe_of(method, clients, section, cloud=cloud, **changes)
+    recipe = recipe_of(method, clients, section, cloud=cloud, **changes)
+    plain = recipe.data.model_copy(update={"normalize": "none"})  # a coordinator adds up no moments
+    return recipe.model_copy(update={"data": plain})
 
 
 @dataclass

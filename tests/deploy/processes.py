@@ -63,6 +63,11 @@ def recipe_of(method: str, clients: int = 3, deploy: dict[str, Any] | None = Non
     return Recipe.parse({**values, "deploy": shape | (deploy or {})})
 
 
+def unscaled(recipe: Recipe) -> Recipe:
+    """Return it with inputs as they are: neither a coordinator nor a Flower app adds up moments."""
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"normalize": "none"})})
+
+
 def simulated(recipe: Recipe) -> tuple[bytes, States]:
     """Return the server's state and the clients' after all rounds in the simulator."""
     job = prepare(recipe)
@@ -504,8 +509,7 @@ async def _hostile(made: Cluster, count: int, classes: Any, generated: Any, end:
 
     from personafl.deploy.device.datafile import load_own
     from personafl.deploy.device.training import LocalClient
-    from personafl.deploy.net.codes import Refused
-    from personafl.deploy.net.messages import Hello, Pull, Update, digest_of
+    from personafl.deploy.net.messages import Hello, Pull, Refused, Update, digest_of
     from personafl.deploy.net.transport import Channel
 
     line = Channel(f"localhost:{made.port}", pki.Files.beside(made.folder / "pki" / "device-0.pem"), lambda kind: 2**24)

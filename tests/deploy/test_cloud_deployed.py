@@ -18,13 +18,12 @@ from deploy_harness import channel, identity_of
 from personafl.core import wire
 from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
-from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.messages import Announce, Beat, Hello, Join, Proceed
+from personafl.deploy.net.messages import Announce, Beat, Code, Hello, Join, Proceed, Refused
+from personafl.deploy.net.transport import ask_status
 from personafl.deploy.server.agreement import fingerprint, sum_like
 from personafl.deploy.server.cloudserver import CloudRounds, CloudServerConfig, run_cloud_server
 from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.coordinator import run_coordinator
-from personafl.deploy.server.operator import ask_status
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import Event, ServiceConfig
 from personafl.errors import BadInput

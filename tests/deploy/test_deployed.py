@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from deploy_harness import Loopback, loopback
+from deploy_harness import Loopback, identity_of, loopback
 from processes import SMALL, States, plain, recipe_of, simulated
 
 from personafl.algorithms import METHODS
+from personafl.core import wire
+from personafl.data.build import load
+from personafl.data.moments import Sums, moments_of
+from personafl.deploy import pki
 from personafl.deploy.device import device as device_module
 from personafl.deploy.device import training
 from personafl.deploy.device.datafile import OwnData, load_own
@@ -24,8 +28,7 @@ from personafl.deploy.device.serving import predict
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import transport
-from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.messages import Hello, Knock, Leave, Pull, Update
+from personafl.deploy.net.messages import Code, Hello, Knock, Leave, Pull, Refused, Update
 from personafl.deploy.net.transport import Channel
 from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput
@@ -88,6 +91,71 @@ def test_devices_normalise_and_augment_as_the_simulator_does(tmp_path: Path) -> 
         kept = tmp_path / "devices" / name / "model.safetensors"
         found = predict(kept, str(tmp_path / "dealt" / f"{name}.safetensors"))
         assert found.accuracy == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 6), (2, 5, 5)])
+def test_a_server_adds_up_what_its_devices_send_of_raw_inputs(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Neither the recipe nor any one device knows the moments; in other units all is the same."""
+    rng = np.random.default_rng(0)
+    y, user = np.arange(60) % 2, np.arange(60) // 20
+    x = rng.normal(size=(60, *shape)) + y.reshape(-1, *[1] * len(shape)) + user.reshape(-1, *[1] * len(shape))
+    found = []
+    for units, (scale, shift) in {"plain": (1, 0), "raw": (1000, 500)}.items():
+        folder = tmp_path / units
+        folder.mkdir()
+        np.savez(folder / "rows.npz", x=scale * x + shift, y=y, user=user)
+        data = {"source": str(folder / "rows.npz"), "partition": {"kind": "users"}}
+        values = SMALL | {"method": {"name": "fedalt"}, "data": data, "deploy": {"devices": 3, "heartbeat": 0.5}}
+        recipe = Recipe.parse(values | {"deploy": values["deploy"] | {"input_shape": list(shape), "classes": 2}})
+        made, rounds = asyncio.run(_undealt(recipe, folder))
+        assert outcome(made, rounds) == simulated(recipe)
+        state = wire.decode_named(outcome(made, rounds)[0])
+        found.append({path: leaf for path, leaf in state.items() if leaf.is_floating_point()})
+        kept = folder / "devices" / made.names[0] / "model.safetensors"
+        accuracy = predict(kept, str(folder / "dealt" / f"{made.names[0]}.safetensors")).accuracy
+        assert accuracy == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
+    assert all(torch.allclose(found[0][path], found[1][path], atol=1e-4) for path in found[0])
+
+
+async def _undealt(recipe: Recipe, folder: Path) -> tuple[Loopback, Rounds]:
+    made = await asyncio.to_thread(Loopback, recipe, folder)
+    made.recipe = recipe  # as a server has it whose devices have data of their own
+    server = asyncio.create_task(made.serve())
+    await made.until("listening")
+    await asyncio.gather(*(made.device(name) for name in made.names))
+    return made, await server
+
+
+def test_a_server_that_starts_again_has_the_sums_and_refuses_wrong_ones(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", 2)
+    pki.init(tmp_path / "pki")
+    who = [identity_of(tmp_path / "pki", f"device-{number}") for number in range(2)]
+    _, files = deal(recipe, tmp_path / "dealt")
+    with Rounds(recipe, tmp_path / "run") as rounds:
+        clients = []
+        for number, file in enumerate(files):
+            state = DeviceState(tmp_path / f"{number}", rounds.run, number)
+            clients.append(LocalClient(recipe, load_own(str(file), number, recipe), number, None, state))
+        hello = Hello(**clients[0].hello)
+        sums = Sums.read([float(64 * hello.samples), [0.1], [2.0]])
+        for wrong, code in (
+            (b"", Code.BAD_NAMES),
+            (wire.encode(sums._replace(size=sums.size + 1)), Code.BAD_SAMPLES),
+            (wire.encode(sums._replace(spread=-sums.spread)), Code.BAD_SAMPLES),
+            (wire.encode(sums._replace(mean=sums.mean / 0)), Code.NOT_FINITE),
+            (wire.encode(sums._replace(mean=torch.zeros(2, dtype=torch.float64))), Code.BAD_SHAPE),
+        ):
+            with pytest.raises(Refused) as refused:
+                rounds.enrol(who[0], hello, wrong)
+            assert refused.value.code is code
+        rounds.enrol(who[0], hello, clients[0].sums)
+    with Rounds(recipe, tmp_path / "run") as rounds:
+        rounds.enrol(who[1], Hello(**clients[1].hello), clients[1].sums)
+        assert rounds.served.data.normalize == "auto"
+        rounds.begin()
+        assert rounds.served.data.normalize == moments_of(load(recipe.data, recipe.seed))
+    with Rounds(recipe, tmp_path / "run") as rounds:
+        assert rounds.served.data.normalize == moments_of(load(recipe.data, recipe.seed))
 
 
 def test_devices_with_networks_and_bits_of_their_own(tmp_path: Path) -> None:

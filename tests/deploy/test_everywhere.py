@@ -86,4 +86,5 @@ def test_it_is_deployed_resumed_and_exported(method: str, tmp_path: Path) -> Non
     assert len(exported.models) == 2  # the global one, and the client's
     loaded = load_model(exported.models[1].file)
     named = wire.decode_named((tmp_path / "run" / "global.safetensors").read_bytes())
-    assert {name: value.shape for name, value in loaded.state_dict().items()} == {n: v.shape for n, v in named.items()}
+    inside = loaded.network.state_dict()  # of the module that standardises its inputs
+    assert {name: value.shape for name, value in inside.items()} == {n: v.shape for n, v in named.items()}

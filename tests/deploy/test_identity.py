@@ -13,8 +13,7 @@ import pytest
 from deploy_harness import answering, channel
 
 from personafl.deploy import pki
-from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.messages import Pull, Status
+from personafl.deploy.net.messages import Code, Pull, Refused, Status
 from personafl.deploy.net.transport import Channel, Unreachable
 
 ASK = Pull(returning=False)

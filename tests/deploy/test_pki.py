@@ -10,8 +10,8 @@ import pytest
 from cryptography import x509
 
 from personafl.deploy import pki
-from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Revocations, identify
+from personafl.deploy.net.messages import Code, Refused
 from personafl.errors import BadInput
 
 

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personafl.deploy import pki
-from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.messages import (
     HEADER_BYTES,
+    Code,
     Message,
     Part,
     Pull,
+    Refused,
     Said,
     Task,
     Update,

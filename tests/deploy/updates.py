@@ -12,8 +12,7 @@ import safetensors.torch
 import torch
 
 from personafl.core import wire
-from personafl.deploy.net.codes import Code
-from personafl.deploy.net.messages import Update
+from personafl.deploy.net.messages import Code, Update
 
 Named = dict[str, torch.Tensor]
 Made = tuple[Update, bytes]

@@ -27,7 +27,7 @@ from personafl.data.build import load as load_data
 from personafl.exports.export import Exported, _file_names
 from personafl.models.cost import multiply_adds
 from personafl.models.factored import FactoredConv2d, FactoredLinear
-from personafl.models.modelfile import card_of, compacted, pack, summed
+from personafl.models.modelfile import Normalized, card_of, compacted, pack, summed
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare
@@ -37,7 +37,7 @@ from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 
-MLP = {"model": {"hidden": [24]}}
+MLP = {"model": {"name": "mlp", "hidden": [24]}}
 CNN = {"model": {"name": "cnn", "channels": [6, 8], "hidden": 16}}
 LOW_RANK = {"name": "fedslr", "rank_penalty": 0.05, "sparsity": 0.02}
 Runs = Callable[..., Path]
@@ -78,15 +78,20 @@ def models_of(run: Path) -> tuple[Params, dict[str, Params]]:
     return shared, own
 
 
+def named(network: nn.Module) -> Params:
+    """Return the weights, also of a network that standardises its inputs."""
+    return dict((network.network if isinstance(network, Normalized) else network).named_parameters())
+
+
 def same_weights(network: nn.Module, params: Params) -> None:
-    found = dict(network.named_parameters())
+    found = named(network)
     assert found.keys() == params.keys()
     for name, value in params.items():
         assert torch.equal(found[name], value), name
 
 
 def assert_near(network: nn.Module, params: Params) -> None:
-    torch.testing.assert_close(dict(network.named_parameters()), params, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(named(network), params, rtol=1e-5, atol=1e-6)
 
 
 def digits(run: Path) -> Any:

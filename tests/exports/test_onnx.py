@@ -197,11 +197,12 @@ def test_a_2_bit_cnn1_takes_a_sixteenth_of_its_quantized_layers(tmp_path: Path) 
     layers = {"3.weight": 64 * 64 * 25, "7.weight": 384 * 1024, "9.weight": 192 * 384}
     stored, graph = safetensors.torch.load_file(own.file), tensors_of(own.onnx)
     for name, entries in layers.items():
-        codes, centers = graph[f"{name}.codes"], graph[f"{name}.centers"]
+        inner = f"network.{name}"  # behind what standardises inputs
+        codes, centers = graph[f"{inner}.codes"], graph[f"{inner}.centers"]
         assert np.array_equal(codes, stored[f"0/{name}#quantized.codes"].numpy())
         assert np.array_equal(centers, stored[f"0/{name}#quantized.centers"].numpy())
         assert codes.nbytes + centers.nbytes == 4 * entries / 16 + 4 * 4
-        assert name not in graph
+        assert inner not in graph
     whole = sum(4 * entries for entries in layers.values())
     packed = whole // 16 + 3 * 16
     others = own.parameters_dense * 4 - whole
@@ -326,7 +327,7 @@ def test_model_cards(run: Path, exported: Exported, tmp_path: Path) -> None:
         "# Personal model of client 2\n",
         "| Method | quped |",
         "| Network | cnn |",
-        "| Input | float32 [batch, 1, 8, 8] |",
+        "| Input | float32 [batch, 1, 8, 8], which the model standardises itself |",
         "| Weights | 2-bit in quantized layers, else float32 |",
         f"| `client-2.safetensors` | {own.bytes / 1e3:.1f} kB = {share:.1f} % of FP32",
         f"| **personal model (this one)** | {100 * own.accuracies['personal']:.1f} % |",

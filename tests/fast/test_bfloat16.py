@@ -8,9 +8,8 @@ from torch.testing import assert_close
 from personafl.core import tree
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend
-from personafl.core.losses import cross_entropy
+from personafl.core.losses import MeanLoss, cross_entropy
 from personafl.core.net import Net
-from personafl.core.objective import MeanLoss
 from personafl.core.optim import scale
 from personafl.core.rng import generator
 from personafl.core.tree import Params

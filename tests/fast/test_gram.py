@@ -12,14 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from personafl.core import tree
 from personafl.core.batches import Batches, Padding, Steps
-from personafl.core.descend import descend
-from personafl.core.losses import cross_entropy
+from personafl.core.descend import Quadratic, descend
+from personafl.core.losses import MeanLoss, cross_entropy
 from personafl.core.net import Net
-from personafl.core.objective import MeanLoss
 from personafl.core.optim import Optimizer, Sgd, by_block, chain, clip_by_global_norm, scale, scale_by_adam, trace
 from personafl.core.rng import generator
 from personafl.core.seam import using
-from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.fast import gram
 from personafl.fast.drawing import drawn as fast_drawn

@@ -10,12 +10,11 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from personafl.core import tree
-from personafl.core.terms import Quadratic
+from personafl.core.descend import Quadratic
 from personafl.core.tree import Params
 from personafl.fast import layers
-from personafl.fast.gradient import step
+from personafl.fast.gradient import add_scaled, step
 from personafl.fast.layers import Factored
-from personafl.fast.steps import add_scaled
 
 GENERATOR = torch.Generator().manual_seed(0)
 CLIENTS, BATCH = 3, 5

@@ -36,10 +36,17 @@ OPTIMIZERS: dict[str, LocalOptimizer] = {
     "accelerated": Accelerated(lr=0.1, momentum=0.7, box=0.5, weight_decay=0.1),
 }
 WITHOUT_MOMENTUM = {"scaffold": PLAIN, "feddyn": DECAYED, "fedbcd": DECAYED, "fedbcdi": DECAYED}
+QUANTIZED: dict[str, dict[str, object]] = {
+    "2 bits": {"bits": 2, "penalty": 0.05, "full_precision": "output"},
+    "3 bits": {"bits": 3, "penalty": 0.05, "full_precision": "none", "center_scale": "sum", "center_clip": 0.1},
+    "soft": {"bits": 1, "sharpness": 5.0, "full_precision": "none"},
+    "frozen": {"bits": 2, "freeze_after": 1, "full_precision": "none"},
+}
 CASES = [
-    *(pytest.param(method, WITHOUT_MOMENTUM.get(method, RICH), id=method) for method in METHODS),
+    *(pytest.param(method, WITHOUT_MOMENTUM.get(method, RICH), {}, id=method) for method in METHODS),
+    *(pytest.param("quped", PLAIN, options, id=f"quped, {name}") for name, options in QUANTIZED.items()),
     *(
-        pytest.param(method, optimizer, id=f"{method}, {name}")
+        pytest.param(method, optimizer, {}, id=f"{method}, {name}")
         for method in ("fedavg", "fedalt", "ditto", "fedslr")
         for name, optimizer in OPTIMIZERS.items()
     ),
@@ -99,10 +106,12 @@ def check(found: Tree, expected: Tree, what: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("method", "optimizer"), CASES)
-def test_every_method_trains_as_the_plain_loop_does(method: str, optimizer: LocalOptimizer, device: str) -> None:
+@pytest.mark.parametrize(("method", "optimizer", "options"), CASES)
+def test_every_method_trains_as_the_plain_loop_does(
+    method: str, optimizer: LocalOptimizer, options: dict[str, object], device: str
+) -> None:
     """Two rounds, so that what clients and servers keep has a say; then tuning. With dropout and unequal clients."""
-    case, rules = case_on(device), METHODS[method].build(Training(work=WORK, optimizer=optimizer))
+    case, rules = case_on(device), METHODS[method].build(Training(work=WORK, optimizer=optimizer), **options)
     problem = case.problem
     double = lambda leaf: leaf.to(device, torch.float64)  # noqa: E731
     server = rules.server.init(problem, tree.map(double, problem.net.init(torch.Generator().manual_seed(1))), 10.0)

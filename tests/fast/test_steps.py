@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core import tree
-from personafl.fast import steps
-from personafl.fast.steps import add_scaled
+from personafl.fast import gradient
+from personafl.fast.gradient import add_scaled
 
 F64 = torch.float64
 
@@ -38,7 +38,7 @@ def test_add_scaled_of_stacked_clients(shared: bool, into: bool, monkeypatch: py
 
     The factor stays a tensor, as on a GPU; what does not stack makes torch warn.
     """
-    monkeypatch.setattr(steps, "number", lambda factor: factor)
+    monkeypatch.setattr(gradient, "number", lambda factor: factor)
     x = {"w": torch.ones(2, 3, 4, dtype=F64), "b": torch.ones(2, 3, dtype=F64), "s": torch.ones(2, dtype=F64)}
     y = tree.map(lambda leaf: torch.arange(leaf.numel(), dtype=F64).reshape(leaf.shape), x)
     factor = torch.tensor([3.0, 3.0] if shared else [3.0, 5.0], dtype=F64)

@@ -20,7 +20,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from processes import HANGING, Cluster, free_port, recipe_of
+from processes import HANGING, Cluster, free_port, recipe_of, unscaled
 
 from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
@@ -179,7 +179,7 @@ def _seconds(journal: Path) -> list[float]:
 
 def measure() -> None:
     """Print how long rounds take: FedAlt, a small network, three nodes."""
-    recipe = recipe_of("fedalt", rounds=5)
+    recipe = unscaled(recipe_of("fedalt", rounds=5))
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(recipe, Path(folder))
         for name in ("server", *cluster.devices):

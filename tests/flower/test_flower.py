@@ -236,6 +236,9 @@ def test_an_app_needs_a_run_directory(tmp_path: Path) -> None:
 
 def test_the_folder_of_an_app_is_thin(tmp_path: Path) -> None:
     recipe = recipe_of("fedavg", name="Ward_7")
+    with pytest.raises(BadInput, match=r"^data\.normalize: a Flower app does not add up"):
+        write_app(recipe, tmp_path / "app")
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"normalize": "none"})})
     write_app(recipe, tmp_path / "app")
     files = {str(file.relative_to(tmp_path / "app")) for file in (tmp_path / "app").rglob("*") if file.is_file()}
     package = ("__init__.py", "client.py", "recipe.toml", "server.py")

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 import httpx
-from processes import free_port, plain, recipe_of, simulated
+from processes import free_port, plain, recipe_of, simulated, unscaled
 from superlink import deployment
 
 from personafl.deploy.device.state import DeviceState
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 def test_superlink_and_supernodes_give_the_simulators_bits_over_a_kill(tmp_path: Path) -> None:
     """One SuperNode is killed after the first round, and started again: its personal state was in its folder."""
-    recipe = recipe_of("fedalt", rounds=2)
+    recipe = unscaled(recipe_of("fedalt", rounds=2))
     with deployment(recipe, tmp_path) as made:
         made.start_superlink()
         for number in made.numbers:
@@ -47,7 +47,7 @@ def test_superlink_and_supernodes_give_the_simulators_bits_over_a_kill(tmp_path:
 
 def test_what_the_documentation_says_of_the_port_is_true(tmp_path: Path) -> None:
     """Runs are started by anyone, tasks are handed to anyone; only the fleet API wants a key. See docs/flower.md."""
-    with deployment(recipe_of("fedavg"), tmp_path) as made:
+    with deployment(unscaled(recipe_of("fedavg")), tmp_path) as made:
         made.start_superlink()
         kind = {"content-type": "application/protobuf", "accept": "application/protobuf"}
         trust = ssl.create_default_context(cafile=made.files.authority)
@@ -65,7 +65,7 @@ def test_what_the_documentation_says_of_the_port_is_true(tmp_path: Path) -> None
 
 def test_only_registered_keys_are_let_in_and_a_number_belongs_to_one_of_them(tmp_path: Path) -> None:
     """Two nodes with registered keys say that they are client 0, and so does one with a key that nobody knows."""
-    with deployment(recipe_of("fedavg", 1, rounds=1), tmp_path) as made:
+    with deployment(unscaled(recipe_of("fedavg", 1, rounds=1)), tmp_path) as made:
         made.start_superlink("--enable-supernode-auth")
         for key in ("first", "second", "unknown"):
             made.make_key(key)
@@ -88,7 +88,7 @@ def test_only_registered_keys_are_let_in_and_a_number_belongs_to_one_of_them(tmp
 def test_behind_the_documented_proxy_nodes_train_and_nobody_reaches_the_rest(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
     server = text[text.index("    # nginx\n") :].partition("\n\n")[0]
-    with deployment(recipe_of("fedavg", 1, rounds=1), tmp_path) as made:
+    with deployment(unscaled(recipe_of("fedavg", 1, rounds=1)), tmp_path) as made:
         port = free_port()
         changes = {
             "listen 443": f"listen 127.0.0.1:{port}",

@@ -19,8 +19,7 @@ from personafl.cloud.topology import Topology
 from personafl.errors import BadInput
 from personafl.latency.laws import Constant, Exponential, Law, Pareto, Sample, Trace, Weibull
 from personafl.latency.order import expected_times
-from personafl.latency.times import round_times, server_times
-from personafl.latency.waiting import analyse, kept_pace
+from personafl.latency.waiting import analyse, kept_pace, round_times, server_times
 
 PAPER: tuple[Law, Law] = (Exponential(mean=2.0), Exponential(mean=1.0))
 

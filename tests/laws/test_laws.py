@@ -10,7 +10,7 @@ from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Linear
 from personafl.errors import BadInput
-from personafl.fast import gradient, steps
+from personafl.fast import gradient
 from personafl.fast import training as training_
 from personafl.testing import LAWS, TOLERANCE, close, everything, make_case
 from tiers import tiered
@@ -82,6 +82,6 @@ def test_stacked_with_rates_as_a_gpu_has_them(method: str, training: str, monkey
             for number in range(2):
                 simulation.step(number)
             outcomes.append(everything(simulation))
-        for module in (gradient, steps, training_):
+        for module in (gradient, training_):
             monkeypatch.setattr(module, "number", lambda factor: factor)
     close(*outcomes, TOLERANCE)

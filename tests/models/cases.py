@@ -38,6 +38,7 @@ def uniform(*shape: int) -> torch.Tensor:
 
 
 IMAGES = data_of(uniform(5, 2, 9, 8), torch.arange(5) % 3)
+SERIES = data_of(uniform(5, 2, 9), torch.arange(5) % 3)
 FEATURES = data_of(uniform(5, 6), torch.arange(5) % 3)
 WORDS = data_of(torch.arange(35).reshape(5, 7) % 11, torch.arange(5) % 3, vocabulary=100)
 CHARACTERS = data_of(torch.arange(35).reshape(5, 7) % 3, torch.arange(35).reshape(5, 7) % 3, vocabulary=20)
@@ -50,14 +51,15 @@ CASES: dict[str, tuple[FederatedData, dict[str, Any]]] = {
     "linear": (FEATURES, {}),
     "mlp": (FEATURES, {"hidden": [5]}),
     "cnn": (IMAGES, {"channels": [3, 4], "hidden": 6}),
+    "cnn1d": (SERIES, {"channels": [3, 4], "hidden": 6, "norm": True}),
     "lenet": (DIGITS, {}),
     "cnn1": (DIGITS, {}),
     "cnn2": (DIGITS, {}),
     "resnet18": (IMAGES, {"width": 4}),
     "resnet20": (DIGITS, {"width": 4, "stem": "imagenet", "output_bias": False}),
     "resnet32": (IMAGES, {"width": 4, "groups": [1, 2, 4]}),
-    "bag": (WORDS, {"width": 4}),
-    "window": (CHARACTERS, {"context": 3}),
+    "bag": (WORDS, {"width": 4, "hidden": [5], "norm": True}),
+    "window": (CHARACTERS, {"context": 3, "norm": True}),
     "transformer": (CHARACTERS, TRANSFORMER),
     "speech": (SPEECH, TRANSFORMER),
     "additive": (FEATURES, {"hidden": [5]}),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from models.cases import CASES, CHARACTERS, F64, FEATURES, IMAGES, SPEECH, WORDS, data_of
+from models.cases import CASES, CHARACTERS, F64, FEATURES, IMAGES, SPEECH, WORDS, data_of, uniform
 from personafl.core.losses import TASKS
 from personafl.core.net import Net
 from personafl.core.rng import generator
@@ -17,7 +17,7 @@ from personafl.core.tree import Params
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.models import MODELS, make_net
-from personafl.models.network import Network, SharedNetwork, default_model
+from personafl.models.network import Network, SharedNetwork
 
 
 def test_every_model_has_a_case() -> None:
@@ -79,6 +79,7 @@ def test_no_model_keeps_running_statistics(name: str) -> None:
             {"channels": [4, 5], "hidden": 6},
             2 * 4 * 9 + 4 + 4 * 5 * 9 + 5 + 5 * 2 * 2 * 6 + 6 + 6 * 3 + 3,
         ),
+        ("mlp", FEATURES, {"hidden": [4], "norm": True}, 6 * 4 + 4 + 2 * 4 + 4 * 3 + 3),
         ("bag", WORDS, {"width": 4}, 100 * 4 + 4 * 3 + 3),
         ("window", CHARACTERS, {"context": 2, "width": 4, "hidden": 5}, 20 * 4 + 2 * 4 * 5 + 5 + 5 * 3 + 3),
     ],
@@ -91,12 +92,46 @@ def test_shapes_and_sizes(name: str, data: FederatedData, options: dict[str, obj
 
 
 @pytest.mark.parametrize(
-    ("data", "name"),
-    [(IMAGES, "mlp"), (FEATURES, "mlp"), (WORDS, "bag"), (CHARACTERS, "window"), (SPEECH, "speech")],
+    ("shape", "network"),
+    [
+        ((1, 8, 8), {"name": "cnn", "channels": (16, 32), "norm": True}),
+        ((1, 32, 32), {"name": "cnn", "channels": (16, 32), "norm": True}),
+        ((3, 64, 64), {"name": "cnn", "channels": (16, 32, 64), "norm": True}),
+        ((3, 224, 200), {"name": "cnn", "channels": (16, 32, 64, 64, 64), "norm": True}),
+        ((1, 4, 300), {"name": "cnn", "channels": (16, 32), "norm": True}),  # no lower than one row
+        ((1, 3, 8), {"name": "mlp", "hidden": (64, 64), "norm": True}),
+        ((6, 50), {"name": "cnn1d", "channels": (32, 64), "norm": True}),
+        ((6, 4), {"name": "cnn1d", "channels": (32, 64), "norm": True}),
+        ((1, 1000), {"name": "cnn1d", "channels": (32, 64, 64, 64, 64, 64), "norm": True}),
+        ((6, 3), {"name": "mlp", "hidden": (64, 64), "norm": True}),
+        ((28,), {"name": "mlp", "hidden": (64, 64), "norm": True}),
+        ((2, 4, 4, 4), {"name": "mlp", "hidden": (64, 64), "norm": True}),
+    ],
 )
-def test_a_default_for_every_kind_of_data(data: FederatedData, name: str) -> None:
-    assert default_model(data) == name
-    make_net(Network(name=name), data)
+def test_auto_goes_by_the_shape_of_a_sample(shape: tuple[int, ...], network: dict[str, object]) -> None:
+    """However large images are, at most 8×8 places are left for the layer after the convolutions; of series, 16."""
+    data = data_of(uniform(2, *shape), torch.arange(2))
+    chosen = Network().resolved(data)
+    assert chosen == Network(**network)
+    assert make_net(chosen, data).parameters < 350_000
+
+
+@pytest.mark.parametrize(
+    ("data", "network"),
+    [
+        (WORDS, Network(name="bag", hidden=(64,), norm=True)),
+        (CHARACTERS, Network(name="window", norm=True)),
+        (SPEECH, Network(name="speech")),
+    ],
+)
+def test_auto_goes_by_the_task_of_tokens_and_speech(data: FederatedData, network: Network) -> None:
+    assert Network().resolved(data) == network
+    make_net(network, data)
+
+
+def test_options_beside_auto_are_those_of_the_network_it_stands_for() -> None:
+    given = SharedNetwork(hidden=[9], personal="input").resolved(FEATURES)
+    assert given == SharedNetwork(name="mlp", hidden=[9], norm=True, personal="input")
 
 
 def test_every_name_is_documented() -> None:

@@ -41,8 +41,9 @@ def test_a_table_is_made_by_runs_or_says_what_shows_it(name: str, table: Table) 
 def test_claims_are_about_rows_and_agree_with_the_printed_numbers(name: str, table: Table) -> None:
     if table.setting is not None:
         assert table.claims, name
+    rows = {row.name: row for row in table.rows}
     for claim in table.parsed_claims():
-        more, less = table.row(claim.more), table.row(claim.less)
+        more, less = rows[claim.more], rows[claim.less]
         if more.paper is not None and less.paper is not None:
             assert more.paper - less.paper + claim.margin >= -1e-9, f"{name}: the paper itself contradicts {claim.text}"
 

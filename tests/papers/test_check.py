@@ -93,9 +93,9 @@ def test_runs_have_values_of_their_own_and_defaults_count() -> None:
 
 
 def test_what_recipes_have_no_key_for_must_be_said() -> None:
-    unknown = printed({"model.norm": {"text": "batch normalization"}})
+    unknown = printed({"model.statistics": {"text": "batch normalization"}})
     (problem,) = checked([], unknown).problems
-    assert problem.startswith("model.norm: – here, batch normalization in the paper")
+    assert problem.startswith("model.statistics: – here, batch normalization in the paper")
     assert not checked([{"why": {"model": "it has none"}}], unknown).problems
 
 

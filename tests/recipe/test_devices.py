@@ -163,7 +163,7 @@ def test_names_and_sizes() -> None:
 
 def test_profiles_become_problems() -> None:
     """One problem and engine per profile; all share one network, and equal sections are one network too."""
-    fed = ready(PHONE, LAPTOP, {"share": 0.25, "model": {"hidden": [16]}}).federation
+    fed = ready(PHONE, LAPTOP, {"share": 0.25, "model": {"name": "mlp", "hidden": [16]}}).federation
     assert [problem.personal_net.parameters for problem in fed.problems] == [1210, SIZES["laptop"], 1210]
     assert len({id(problem.net) for problem in fed.problems}) == 1
     assert fed.problems[0].local_net is fed.problems[2].local_net
@@ -359,7 +359,7 @@ def test_who_cannot_choose_is_no_evidence_for_the_others() -> None:
 
 def test_fine_tuned_and_unevenly_sized_clients(tmp_path: Path) -> None:
     """With fine-tuning for all, the sizes of "tuned" models count every device, also where few took part in a round."""
-    devices = [{"max_samples": 60, "model": {"hidden": [16]}}, {"min_samples": 61}]
+    devices = [{"max_samples": 60, "model": {"name": "mlp", "hidden": [16]}}, {"min_samples": 61}]
     result = api.run(recipe(*devices, finetune=True, rounds=1, federation={"cohort": 2}), out=tmp_path / "run")
     small = np.array(result.columns["train"]) <= 60
     assert result.columns["device"] == ["devices 1" if own else "devices 2" for own in small]
@@ -393,7 +393,9 @@ def test_a_comparison_deals_alike(tmp_path: Path) -> None:
     """Methods and variants of a seed see the same devices; a method that cannot use them is refused before any run."""
     variants = {"longer": {"method": {"name": "local", "alone_epochs": 3}}}
     compare = {"methods": ["local", "longer", "fedavg"], "variants": variants}
-    with pytest.raises(BadInput, match=r"^devices: fedavg .*compare\.variants\.fedavg\.devices = \[\]$"):
+    with pytest.raises(
+        BadInput, match=r"^fedavg: devices: fedavg .*compare\.variants\.fedavg\.devices = \[\]; or leave out .*"
+    ):
         api.compare(recipe(*THREE, rounds=1, compare=compare), seeds=[0, 1], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     compare["variants"] = {**variants, "fedavg": {"devices": []}}
@@ -417,7 +419,10 @@ def test_the_command_line(mixed: Path, tmp_path: Path, monkeypatch: Any, capsys:
     assert f"{parameters:,}" in main("show", str(mixed), "--details")
     assert "12 clients" in main("export", str(mixed), "--all-clients", "--out", str(tmp_path / "out"), "--quiet")
     file = tmp_path / "own.toml"
-    file.write_text('rounds = 1\n[[devices]]\nshare = 0.5\nmodel = { name = "linear" }\n[[devices]]\nshare = 0.5\n')
+    file.write_text(
+        'rounds = 1\nmodel.name = "mlp"\n'
+        '[[devices]]\nshare = 0.5\nmodel = { name = "linear" }\n[[devices]]\nshare = 0.5\n'
+    )
     text = main("recipe", str(file))
     (tmp_path / "whole.toml").write_text(text)
     assert main("recipe", str(tmp_path / "whole.toml")) == text
@@ -496,7 +501,7 @@ RUNS: list[tuple[list[dict[str, Any]], str]] = [
     ([WHOLE | {"model": {"name": "cnn9"}}], r"^devices\[0\]\.model\.name: no model 'cnn9'; did you mean 'cnn"),
     (
         [HALF, HALF | {"model": {"name": "mlp", "width": 3}}],
-        r"^devices\[1\]\.model\.width: unknown key; valid: buffers, dropout, hidden, name$",
+        r"^devices\[1\]\.model\.width: unknown key; valid: buffers, dropout, hidden, name, norm$",
     ),
     ([WHOLE | {"model": {"name": "mlp", "hidden": [0]}}], r"^devices\[0\]\.model\.hidden: input should be greater"),
     ([WHOLE | {"model": {"name": "cnn1"}}], r"^devices\[0\]\.model: 'cnn1' cannot be built .*at least 16×16"),

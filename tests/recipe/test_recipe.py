@@ -89,7 +89,7 @@ def test_a_recipe_written_and_read_is_the_same(tmp_path: Path, values: dict[str,
 
 @given(
     lr=st.floats(1e-300, 1e300),
-    rounds=st.integers(1, 2**60),
+    rounds=st.integers(1, 10**9),
     cohort=st.one_of(st.integers(1, 10**9), st.floats(0, 1, exclude_min=True)),
     source=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
 )
@@ -112,8 +112,8 @@ def test_recipes_that_come_with_the_project(path: Path) -> None:
 
 def test_training_builds_what_methods_take() -> None:
     plain = Recipe.parse({}).training.build()
-    assert plain.work == Steps(epochs=1, batch=32)
-    assert plain.optimizer == Sgd(lr=0.1)
+    assert plain.work == Steps(epochs=1, batch=10)
+    assert plain.optimizer == Sgd(lr=0.05)
     full = Recipe.parse(FULL).training.build()
     assert full.work == Steps(steps=4, batch=None)
     assert isinstance(full.optimizer, Adaptive)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -279,6 +280,25 @@ def test_signals(tmp_path: Path, long_run: dict[str, Any], signals: list[signal.
     assert differences(outcome(path), long_run) == []
 
 
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group(tmp_path: Path, number: signal.Signals) -> None:
+    """As a terminal and a batch system send it: the workers get it too, and it is not for them."""
+    path, words = tmp_path / "run", [*SLOW, "rounds=3000", "engine.workers=2"]
+    process = subprocess.Popen(
+        [*PERSONAFL, "run", *words, "--out", str(path), "--quiet"],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until(lambda: lines(path) >= 20, process)
+    os.killpg(process.pid, number)
+    _, message = process.communicate()
+    assert process.returncode == 130, message
+    assert re.fullmatch(rf"stopped after round \d+ of 3000; continue with: personafl resume {path}\n", message)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_this_process(tmp_path: Path, number: signal.Signals) -> None:
     """The API raises Interrupted after the round, and puts the handlers back."""
@@ -407,7 +427,9 @@ def test_objects_must_be_given_again(tmp_path: Path) -> None:
         ("states/slab-1", b"", "the checkpoint needs this file"),
         ("states/index-000002.safetensors", b"", "the checkpoint needs this file"),
         ("recipe.toml", None, "not a run directory"),
-        ("recipe.toml", b"rounds = 0\n", "rounds"),
+        ("recipe.toml", b"rounds = 0\n", "recipe.toml: was changed or damaged since the run began; put back"),
+        ("recipe.toml", b"", "recipe.toml: is empty, and was not when the run began; put back"),
+        ("recipe.toml", b"\xff\x00", "recipe.toml: was changed or damaged"),
         ("split.json", b"", "cannot be read"),
     ],
 )
@@ -423,6 +445,30 @@ def test_a_damaged_run_directory_is_named(tmp_path: Path, name: str, content: by
         api.resume(tmp_path / "run")
     assert str(tmp_path / "run") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_older_run_directory_resumes_but_not_without_its_recipe(tmp_path: Path) -> None:
+    """Directories had no fingerprints once; an emptied recipe would go on as another method."""
+    with pytest.raises(Crash):
+        api.run(changed(method={"name": "ditto"}), out=tmp_path / "run", listener=crash_after(2))
+    (tmp_path / "run" / "recipe.sha256").unlink()
+    recipe = (tmp_path / "run" / "recipe.toml").read_text()
+    (tmp_path / "run" / "recipe.toml").write_text("\n")
+    with pytest.raises(BadInput, match=r"recipe\.toml: is empty"):
+        api.resume(tmp_path / "run")
+    (tmp_path / "run" / "recipe.toml").write_text(recipe)
+    api.resume(tmp_path / "run")
+
+
+def test_a_comparison_with_a_changed_recipe_is_refused(comparison: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(comparison, tmp_path / "copy")
+    for name in ("comparison.toml", "ditto-seed1/recipe.toml"):
+        kept = (path / name).read_text()
+        (path / "ditto-seed1" / "result.json").unlink(missing_ok=True)
+        (path / name).write_text(kept.replace("lr = ", "lr = 1"))
+        with pytest.raises(BadInput, match=rf"{name}: was changed or damaged since the run began"):
+            api.resume(path)
+        (path / name).write_text(kept)
 
 
 def test_a_run_directory_can_be_moved(tmp_path: Path) -> None:

@@ -31,10 +31,11 @@ from personafl.core.optim import Sgd
 from personafl.errors import BadInput
 from personafl.evaluate.score import try_shared
 from personafl.exports.export import export
+from personafl.models.modelfile import Normalized
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
-from personafl.simulate.cloud import CloudSimulation, journal, make_cloud, mixed
+from personafl.simulate.cloud import CloudSimulation, make_cloud, mixed
 from personafl.simulate.engine import Engine
 from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Simulation
@@ -183,6 +184,16 @@ def test_stage_a_has_one_server(tmp_path: Path) -> None:
     assert [line["clients"] for line in first if line["event"] == "round"] == [11, 11]
     assert not any("time" in line for line in first)
     assert all("time" in line for line in then)
+
+
+def journal(directory: RunDirectory) -> list[Aggregation]:
+    """Return what happened in a run on a cloud, as its directory has it."""
+
+    def turns(entries: list[dict[str, Any]]) -> tuple[Turn, ...]:
+        return tuple(Turn(**{**entry, "devices": tuple(entry["devices"])}) for entry in entries)
+
+    found = [entry["journal"] for entry in directory.metrics() if "journal" in entry]
+    return [Aggregation(one["number"], one["time"], turns(one["members"]), turns(one["isolated"])) for one in found]
 
 
 @pytest.mark.parametrize("protocol", ["async", "rigorous"])
@@ -394,7 +405,8 @@ def test_a_clients_global_model_is_its_own_servers(tmp_path: Path, method: str) 
 
 def api_model(file: Path) -> dict[str, torch.Tensor]:
     """The dense tensors of an exported model."""
-    return dict(personafl.load_model(file, dense=True).state_dict())
+    network = personafl.load_model(file, dense=True)
+    return dict((network.network if isinstance(network, Normalized) else network).state_dict())
 
 
 # --- FedBCD on quadratics ---

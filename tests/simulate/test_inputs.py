@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tempfile
 from pathlib import Path
@@ -19,7 +20,8 @@ from personafl.core import tree
 from personafl.data.build import federate, load
 from personafl.data.config import Augmentation, DataConfig, Iid, Moments
 from personafl.data.federated import FederatedData
-from personafl.data.inputs import as_seen, moments_of
+from personafl.data.inputs import as_seen
+from personafl.data.moments import Sums, agreed, moments_of
 from personafl.data.sources.dataset import checked
 from personafl.deploy.device.dealing import deal
 from personafl.deploy.server.opening import deployable
@@ -127,7 +129,7 @@ def test_moments_are_those_of_what_seen_clients_train_on() -> None:
     data = images()
     rows = np.concatenate([data.train[int(client)] for client in data.seen])
     pixels = data.x.numpy()[rows].astype(np.float64)
-    found = moments_of(data)
+    found = moments_of(data, "channel")
     assert np.allclose(found.mean, pixels.mean((0, 2, 3)), atol=1e-12)
     assert np.allclose(found.std, [pixels[:, 0].std(), 1.0], atol=1e-12)  # a channel without spread is only centred
     wanted = (data.x.double() - torch.tensor(found.mean).reshape(2, 1, 1)) / torch.tensor(found.std).reshape(2, 1, 1)
@@ -145,7 +147,7 @@ def test_the_edge_is_what_a_black_pixel_becomes() -> None:
     for dtype in (torch.float32, torch.float64):
         seen = as_seen(data, DataConfig(normalize="channel", augment=Augmentation(crop=1)), dtype)
         assert seen.augment.black == tuple(seen.x[-1, :, 0, 0].tolist())
-    assert as_seen(data, DataConfig(augment=Augmentation(crop=1)), torch.float32).augment.black == ()
+    assert as_seen(data, DataConfig(normalize="none", augment=Augmentation(crop=1)), torch.float32).augment.black == ()
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +186,10 @@ def test_so_do_onnx_files(finished: Path, tmp_path: Path) -> None:
         ({"augment": {"crop": 8}}, r"data.augment.crop: 8 is as much as the images of digits have .8×8., .* at most 7"),
         ({"augment": {"crop": -1}}, r"data.augment.crop: input should be greater than or equal to 0"),
         ({"augment": {"rotate": 1}}, r"data.augment.rotate: unknown key"),
-        ({"normalize": "channels"}, r"data.normalize: input should be 'none' or 'channel'"),
+        ({"normalize": "channels"}, r"data.normalize: input should be 'auto', 'none' or 'channel'"),
         (
             {"normalize": {"mean": [0.5] * 3, "std": [1.0] * 3}},
-            r"data.normalize.mean: has 3 numbers, .* have 1 channels",
+            r"data.normalize.mean: has 3 numbers, .* one for each of 1 channels",
         ),
         ({"normalize": {"mean": [0.5], "std": [0.0]}}, r"data.normalize.std: input should be greater than 0"),
         ({"normalize": {"mean": [0.5], "std": [1.0, 2.0]}}, r"data.normalize: .*mean has 1 numbers and std 2"),
@@ -215,5 +217,57 @@ def test_a_server_is_told_the_moments(tmp_path: Path) -> None:
         deployable(given)
     dealt, _ = deal(given, tmp_path)
     assert isinstance(dealt.data.normalize, Moments)
-    assert dealt.data.normalize == moments_of(load(given.data, 0))
+    assert dealt.data.normalize == moments_of(load(given.data, 0), "channel")
     deployable(dealt)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 6), (2, 3, 4)])
+def test_units_do_not_matter(shape: tuple[int, ...]) -> None:
+    """What networks see of x, of 1,000 x + 500 and of x about 10⁶ is the same, and has mean 0 and deviation 1."""
+    x = np.random.default_rng(0).normal(0.3, 2.0, (60, *shape))
+    found = {}
+    for units, (scale, shift) in {"plain": (1, 0), "raw": (1000, 500), "tiny": (1e-4, 0), "far": (1e3, 1e6)}.items():
+        dataset = checked("here", name="rows", x=scale * x + shift, y=np.arange(60) % 2, user=np.arange(60) // 6)
+        data = federate(dataset, DataConfig(unseen=2), 0)
+        found[units] = as_seen(data, DataConfig(), torch.float32).x
+    rows = torch.from_numpy(data.train.of(data.seen))
+    axes = (0, *range(2, x.ndim))
+    assert torch.allclose(found["plain"][rows].mean(axes), torch.zeros(()), atol=1e-5)
+    assert torch.allclose(found["plain"][rows].std(axes, correction=0), torch.ones(()), atol=1e-5)
+    for units, tolerance in {"raw": 1e-6, "tiny": 1e-6, "far": 1e-4}.items():
+        assert float((found[units] - found["plain"]).abs().max()) < tolerance
+
+
+def test_sums_keep_a_small_spread_and_join_in_any_order() -> None:
+    """500 ± 0.01 and 10⁶ ± 0.01, of which Σx²/n − m² would lose the spread; brute force by numpy in float64."""
+    x = torch.from_numpy(np.array([500.0, 1e6]) + 0.01 * np.random.default_rng(1).normal(size=(300, 2)))
+    parts = [Sums.of(part) for part in torch.split(x, 7)]
+    forward, back = (functools.reduce(Sums.joined, order) for order in (parts, parts[::-1]))
+    assert np.allclose(forward.moments().std, x.numpy().std(0), rtol=1e-6)
+    forward, back, whole = (agreed([Sums(s.size, s.mean[:1], s.spread[:1])]) for s in (forward, back, Sums.of(x)))
+    assert forward == back == whole  # a server that adds up its devices' sums has the simulator's numbers
+
+
+def test_rare_constant_and_token_features_do_no_harm() -> None:
+    x = np.random.default_rng(2).normal(size=(20_000, 3)).astype(np.float32)
+    x[:, 1], x[:, 2] = 0, 7.1
+    dataset = checked("here", name="rows", x=x, y=np.arange(20_000) % 2)
+    data = federate(dataset, DataConfig(partition=Iid(clients=2)), 0)
+    row = int(data.train.flat[0])
+    data.x[row, 1] = 1  # one in 16,000: 126 standard deviations away
+    seen = as_seen(data, DataConfig(), torch.float32)
+    assert seen.x[row, 1] == 10.0
+    assert seen.x[:, 1].abs().median() < 0.01
+    assert seen.x[:, 2].abs().max() < 1e-5
+    tokens = checked("here", name="words", x=np.arange(40).reshape(10, 4), y=np.arange(10) % 2)
+    seen = as_seen(federate(tokens, DataConfig(partition=Iid(clients=2)), 0), DataConfig(), torch.float32)
+    assert seen.moments is None
+    assert torch.equal(seen.x, tokens.x)
+
+
+def test_what_is_not_finite_is_named() -> None:
+    data = images()
+    x = data.x.clone()
+    x[int(data.train[int(data.seen[1])][0]), 1, 2, 2] = np.nan
+    with pytest.raises(BadInput, match=rf"blocks: channel 1 of client '{data.seen[1]}' holds NaN or infinity; remove"):
+        as_seen(dataclasses.replace(data, x=x), DataConfig(), torch.float32)

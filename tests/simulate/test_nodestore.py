@@ -137,7 +137,7 @@ def test_states_that_ended_with_their_node_are_not_taken_for_old_ones(tmp_path: 
     assert store.take(np.array([0, 2]))["n"].tolist() == [1, 3]
     later = functools.partial(store.arrive, np.array([2]))
     for read in (store.flush, lambda: store.get(1), lambda: store.places(np.array([0, 1])), later):
-        with pytest.raises(StatesLost, match=r"the newest states of 1 clients .*personafl resume continues"):
+        with pytest.raises(StatesLost, match=r"the newest states of 1 clients .*the last checkpoint is kept"):
             read()
     store.put([1], stacked([4.0]))
     assert store.get(1)["n"] == 4

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from personafl.core.batches import Data
-from personafl.simulate.pipeline import Pipeline
+from personafl.simulate.simulator import Pipeline
 
 
 def drawn(clients: Any, number: int) -> Data:

@@ -412,7 +412,7 @@ def test_what_dies_is_named_and_the_run_goes_on(
             for processes in extra.all_processes.values():
                 os.kill(processes[0].process.pid, signal.SIGKILL)
 
-    with pytest.raises(PersonaError, match=f"^{message}.*the last checkpoint is kept: personafl resume") as caught:
+    with pytest.raises(PersonaError, match=f"^round 5: {message}.*the last checkpoint is kept") as caught:
         api.run(DITTO, out=tmp_path / "killed", listener=at_round(4, kill))
     assert "\n" not in str(caught.value)
     assert str(caught.value).count("personafl resume") == 1

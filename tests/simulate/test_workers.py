@@ -149,6 +149,15 @@ def test_a_worker_that_dies_is_reported(workers: Any) -> None:
     assert caught.value.task == 1
 
 
+def terminated(task: int) -> int:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return task
+
+
+def test_a_signal_to_the_group_is_not_for_workers(workers: Any) -> None:
+    assert list(workers(terminated).map([0, 1])) == [0, 1]
+
+
 def diverging(task: int) -> int:
     raise Diverged("too far")
 

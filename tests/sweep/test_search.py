@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import fcntl
+import hashlib
 import json
 import multiprocessing
 import os
@@ -23,7 +24,8 @@ from waiting import until
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra: pip install personafl[sweep]")
 
 from personafl.sweep import worker  # noqa: E402
-from personafl.sweep.search import _Worker, load_sweep, resume_sweep, sweep  # noqa: E402
+from personafl.sweep.pool import Worker  # noqa: E402
+from personafl.sweep.search import load_sweep, resume_sweep, sweep  # noqa: E402
 from personafl.sweep.study import Study, Trial  # noqa: E402
 
 BASE: dict[str, Any] = {
@@ -160,7 +162,7 @@ def test_a_process_that_ends_is_said_to(how: signal.Signals | None, note: str) -
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         process.start()
     there.close()
-    assert _Worker(process, here, 1).receive() == worker.Done(note=note)
+    assert Worker(process, here, 1).receive() == worker.Done(note=note)
 
 
 def study_of(path: Path, **section: Any) -> Study:
@@ -242,7 +244,9 @@ def shortened(path: Path) -> int:
     """Let the sweep end soon: change its recipes, and return the rounds that its first trial has done."""
     done = json.loads((path / "trials/00000/seed0/checkpoint.json").read_text())["rounds"]
     for file in (path / "sweep.toml", path / "trials/00000/seed0/recipe.toml"):
-        file.write_text(file.read_text().replace("rounds = 100000", f"rounds = {done + 2}"))
+        text = file.read_text().replace("rounds = 100000", f"rounds = {done + 2}").encode()
+        file.write_bytes(text)
+        file.with_suffix(".sha256").write_text(hashlib.sha256(text).hexdigest())
     return int(done)
 
 

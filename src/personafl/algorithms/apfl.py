@@ -32,7 +32,7 @@ from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import fine_tuning, retrained, steady
-from personafl.algorithms.training import Count, Rate, Training, TunedClient
+from personafl.algorithms.training import Between, Count, Rate, Training, TunedClient, tunes
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Data, Steps
@@ -58,7 +58,7 @@ class ApflClient(TunedClient):
 
     shared: Training = field(default_factory=Training)
     personal: LocalOptimizer = field(default_factory=Sgd)  # of v_i
-    mixing: float = 0.5  # α_i at the start
+    mixing: float = 0.25  # α_i at the start
     adapt: Sgd | None = None
 
     @property
@@ -76,7 +76,8 @@ class ApflClient(TunedClient):
 
         def objective(joint: Params, batch: Batch) -> Tensor:
             w, mixed = _block(joint, "w"), self._state(joint, state)
-            return problem.mean_loss(w, batch) + problem.mean_loss(_mixture(mixed, _constant(w)), batch)
+            constant = tree.map(torch.Tensor.detach, w)
+            return problem.mean_loss(w, batch) + problem.mean_loss(_mixture(mixed, constant), batch)
 
         start = _named("w", down.model) | self._joint(state)
         optimizer = self._blocks(data.round, w=self.shared.optimizer, v=self.personal, mixing=self.adapt)
@@ -116,10 +117,6 @@ def _mixture(state: Mixed, w: Params) -> Params:
     return tree.map(lambda v, shared: state.mixing * v + (1 - state.mixing) * shared, state.own, w)
 
 
-def _constant(w: Params) -> Params:
-    return tree.map(torch.Tensor.detach, w)
-
-
 def _clipped(joint: Params) -> Params:
     return {name: box(value, 0.0, 1.0) if name == "mixing" else value for name, value in joint.items()}
 
@@ -132,10 +129,11 @@ def _block(joint: Params, block: str) -> Params:
     return {name[len(block) + 1 :]: value for name, value in joint.items() if name.startswith(f"{block}.")}
 
 
+@tunes(mixing=Between(0.05, 0.95, log=False))
 def apfl(
     training: Training,
     *,
-    mixing: Mixing = 0.5,
+    mixing: Mixing = 0.25,
     adaptive: bool = False,
     mixing_lr: Rate | None = None,
     personal_lr: Rate | None = None,

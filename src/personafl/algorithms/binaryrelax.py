@@ -24,7 +24,7 @@ from personafl.algorithms.local import LocalClient, NoServer
 from personafl.algorithms.personal import Personal, fine_tuning
 from personafl.algorithms.quantize import FullPrecision
 from personafl.algorithms.quped import Bits
-from personafl.algorithms.training import Count, Rate, Training
+from personafl.algorithms.training import Between, Count, Rate, Training, tunes
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Batch, Batches
 from personafl.core.descend import descend
@@ -97,6 +97,7 @@ def on_grid(y: Tensor, bits: int) -> Tensor:
     return grid
 
 
+@tunes(relax=Between(0.1, 10.0))
 def binaryrelax(
     training: Training,
     *,

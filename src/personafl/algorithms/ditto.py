@@ -16,14 +16,12 @@ from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
-from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal, retrained
-from personafl.algorithms.training import Count, NonNegative, Rate, Training, TunedClient
+from personafl.algorithms.personal import Personal, fine_tuning, retrained
+from personafl.algorithms.training import LIKE_LR, Between, Count, NonNegative, Rate, Training, TunedClient, tunes
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Batches, Data, Steps
-from personafl.core.descend import descend
+from personafl.core.descend import Quadratic, descend
 from personafl.core.optim import OptimizerSpec
-from personafl.core.terms import Quadratic
-from personafl.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,7 @@ class DittoClient(TunedClient):
 
     shared: FedAvgClient = field(default_factory=FedAvgClient)
     personal: Training = field(default_factory=Training)
-    pull: float = 0.1
+    pull: float = 0.3
 
     @property
     def phases(self) -> Mapping[str, Steps]:
@@ -52,10 +50,6 @@ class DittoClient(TunedClient):
         """Train a newcomer's v_i towards w_T."""
         return self._train(problem, down, state, data.phases["tune"], self.tune, data.round)
 
-    def models(self, problem: Problem, down: Model, state: Personal) -> dict[str, Params]:
-        """Return w and v_i."""
-        return global_and_personal(down, state)
-
     def _train(
         self, problem: Problem, down: Model, state: Personal, batches: Batches, training: Training, round_: Tensor
     ) -> Personal:
@@ -63,10 +57,11 @@ class DittoClient(TunedClient):
         return Personal(descend(problem.mean_loss, state.model, batches, training.optimizer.at(round_), term=held)[0])
 
 
+@tunes(pull=Between(0.01, 10.0), personal_lr=LIKE_LR)
 def ditto(
     training: Training,
     *,
-    pull: NonNegative = 0.1,
+    pull: NonNegative = 0.3,
     personal_lr: Rate | None = None,
     personal_epochs: Count | None = None,
     tune_epochs: Count = 5,

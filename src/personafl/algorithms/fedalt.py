@@ -28,7 +28,7 @@ import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
 from personafl.algorithms.personal import fine_tuning, retrained
-from personafl.algorithms.training import Count, NonNegative, Rate, Training, TunedClient
+from personafl.algorithms.training import LIKE_LR, Count, NonNegative, Rate, Training, TunedClient, tunes
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, ServerRule, sent_once
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend, descent
@@ -150,6 +150,7 @@ def _parts(parts: tuple[Params, Params], *, stateful: bool) -> Parts | PartsEach
     return Parts(*parts) if stateful else PartsEachTime(*parts)
 
 
+@tunes(personal_lr=LIKE_LR)
 def fedalt(
     training: Training,
     *,
@@ -162,15 +163,17 @@ def fedalt(
     stateful: bool = True,
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
-    """Personal part first, then the shared part; model.personal says which is which."""
+    """Personal part first, then the shared part; model.personal says which is which (default: output)."""
     if personal_epochs is not None and personal_steps is not None:
         raise BadInput("method.personal_steps: give either personal_epochs or personal_steps, not both")
     personal = retrained(training, lr=personal_lr, epochs=personal_epochs, steps=personal_steps, decay=personal_decay)
     tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs, decay=personal_decay)
     client = PartialClient(shared=training, personal=personal, tune=tune, stateful=stateful)
-    return Algorithm("fedalt", client, PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful))
+    averaging = PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful)
+    return Algorithm("fedalt", client, averaging, personal="output")
 
 
+@tunes(personal_lr=LIKE_LR)
 def fedsim(
     training: Training,
     *,
@@ -181,7 +184,7 @@ def fedsim(
     stateful: bool = True,
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
-    """Personal and shared part at the same time; model.personal says which is which."""
+    """Personal and shared part at the same time; model.personal says which is which, as in fedalt."""
     alternating = fedalt(
         training,
         personal_lr=personal_lr,
@@ -192,4 +195,4 @@ def fedsim(
         server=server,
     )
     client = dataclasses.replace(alternating.client, simultaneous=True)  # type: ignore[type-var]
-    return Algorithm("fedsim", client, alternating.server)
+    return dataclasses.replace(alternating, name="fedsim", client=client)

@@ -14,10 +14,9 @@ from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model,
 from personafl.algorithms.training import Training
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Data
-from personafl.core.descend import descent
+from personafl.core.descend import Quadratic, descent
 from personafl.core.optim import OptimizerSpec
 from personafl.core.prox import shrink
-from personafl.core.terms import Quadratic
 
 
 @dataclass(frozen=True, kw_only=True)

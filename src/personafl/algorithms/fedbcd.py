@@ -59,13 +59,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.personal import fine_tuning
-from personafl.algorithms.training import Count, Decay, NonNegative, OnePassClient, Rate, Training, TunedClient
+from personafl.algorithms.training import (
+    Between,
+    Count,
+    Decay,
+    NonNegative,
+    OnePassClient,
+    Rate,
+    Training,
+    TunedClient,
+    tunes,
+)
 from personafl.core import prox, tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, own_fields, sent_once
 from personafl.core.batches import Batches, Data, Steps
-from personafl.core.descend import descend_from
+from personafl.core.descend import Quadratic, descend_from
 from personafl.core.optim import Accelerated, Optimizer, Sgd
-from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
@@ -111,27 +120,11 @@ class _Device(OnePassClient, TunedClient):
     uploads_of_state: ClassVar[tuple[str, ...]] = ("change",)  # from x⁽⁰⁾ = 0 it is x itself
     training: Training = field(default_factory=lambda: Training(optimizer=Accelerated()))
     tune: Training = field(default_factory=lambda: Training(optimizer=Accelerated()))
-    penalty: float = 1.0  # γ
+    penalty: float = 0.3  # γ
 
     def _own_penalty(self, problem: Problem) -> float:
         """γ_i."""
         return self.penalty if problem.penalty is None else problem.penalty
-
-    def models(self, problem: Problem, down: Anchor, state: Iterates | OfflineIterates) -> dict[str, Params]:
-        """Return z and x_i."""
-        return {"global": down.model, "personal": state.model}
-
-    def _steps(
-        self,
-        problem: Problem,
-        x: Params,
-        previous: Params,
-        batches: Batches,
-        optimizer: Optimizer,
-        term: Quadratic | None = None,
-    ) -> tuple[Params, Params, Tensor]:
-        """Return x, the iterate before it, and the mean loss."""
-        return descend_from(problem.mean_loss, x, previous, batches, optimizer, term=term)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +150,7 @@ class FedBcdClient(_Device):
         self, problem: Problem, z: Params, state: Iterates, batches: Batches, optimizer: Optimizer
     ) -> tuple[Iterates, Tensor]:
         held = Quadratic(anchor=z, strength=self._own_penalty(problem))
-        x, previous, loss = self._steps(problem, state.model, state.previous, batches, optimizer, held)
+        x, previous, loss = descend_from(problem.mean_loss, state.model, state.previous, batches, optimizer, term=held)
         return Iterates(x, previous), loss
 
 
@@ -182,20 +175,20 @@ class FedBcdIClient(_Device):
     ) -> tuple[OfflineIterates, PersonalChange]:
         """Train x and pull it towards z, and send where it is then."""
         batches, optimizer = data.phases["local"], self.training.optimizer.at(data.round)
-        x, previous, loss = self._steps(problem, state.model, state.previous, batches, optimizer)
+        x, previous, loss = descend_from(problem.mean_loss, state.model, state.previous, batches, optimizer)
         state = self._pulled(problem, x, previous, down.model, data)
         return state, PersonalChange(tree.sub(state.model, down.model), loss)
 
     def offline(self, problem: Problem, state: OfflineIterates, data: Data) -> OfflineIterates:
         """Train x alone, or wait."""
         batches, optimizer = data.phases["local"], self.training.optimizer.at(data.round)
-        x, previous, _ = self._steps(problem, state.model, state.previous, batches, optimizer)
+        x, previous, _ = descend_from(problem.mean_loss, state.model, state.previous, batches, optimizer)
         return tree.where(state.alone < self.wait_after, OfflineIterates(x, previous, state.alone + 1), state)
 
     def personalize(self, problem: Problem, down: Anchor, state: OfflineIterates, data: Data) -> OfflineIterates:
         """Train from z, then pull as in a round."""
-        z = down.model
-        x, previous, _ = self._steps(problem, z, z, data.phases["tune"], self.tune.optimizer.at(data.round))
+        z, optimizer = down.model, self.tune.optimizer.at(data.round)
+        x, previous, _ = descend_from(problem.mean_loss, z, z, data.phases["tune"], optimizer)
         return self._pulled(problem, x, previous, z, data)
 
     def _pulled(self, problem: Problem, x: Params, previous: Params, z: Params, data: Data) -> OfflineIterates:
@@ -272,11 +265,12 @@ class BlockServer(ServerRule):
         return state._replace(model=z, sent={} if self.everyone else z)
 
 
+@tunes(penalty=Between(0.01, 10.0), server_step=Between(0.1, 1.0))
 def fedbcd(
     training: Training,
     *,
-    penalty: NonNegative = 1.0,
-    server_step: Part = 0.5,
+    penalty: NonNegative = 0.3,
+    server_step: Part = 1.0,
     momentum: Decay = 0.9,
     box: Box = 2.0,
     server_iterations: Count = 1,
@@ -291,10 +285,11 @@ def fedbcd(
     return Algorithm("fedbcd", client, server, most_penalty=math.inf)
 
 
+@tunes(penalty=Between(0.01, 1.0), server_step=Between(0.1, 1.0))
 def fedbcdi(
     training: Training,
     *,
-    penalty: Pull = 0.2,
+    penalty: Pull = 0.5,
     server_step: Part = 0.5,
     momentum: Decay = 0.9,
     box: Box = 2.0,

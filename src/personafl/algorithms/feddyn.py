@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.averaging import Change, Model, SharedModelClient
-from personafl.algorithms.training import Rate, Training
+from personafl.algorithms.training import Between, Rate, Training, tunes
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, own_fields
 from personafl.core.batches import Data
-from personafl.core.descend import descent
-from personafl.core.terms import Quadratic
+from personafl.core.descend import Quadratic, descent
 from personafl.core.tree import Params
 
 
@@ -86,6 +85,7 @@ class DynamicServer(ServerRule):
         return Dynamic(model, dual, state.population)
 
 
+@tunes(pull=Between(0.001, 1.0))
 def feddyn(training: Training, *, pull: Rate = 0.1) -> Algorithm:
     """One shared model; local objectives are corrected so that their optima agree."""
     return Algorithm("feddyn", DynamicClient(training=training, pull=pull), DynamicServer(pull=pull))

@@ -15,7 +15,7 @@ the other two.
 
 from personafl.algorithms.averaging import Averaging
 from personafl.algorithms.fedavg import FedAvgClient
-from personafl.algorithms.training import Decay, Rate, Training
+from personafl.algorithms.training import Between, Decay, Rate, Training, tunes
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import Adaptive, OptimizerSpec, Sgd
 
@@ -24,11 +24,13 @@ def _with_server(name: str, training: Training, optimizer: OptimizerSpec) -> Alg
     return Algorithm(name, FedAvgClient(training=training), Averaging(optimizer=optimizer))
 
 
+@tunes(server_lr=Between(0.1, 3.0))
 def fedavgm(training: Training, *, server_lr: Rate = 1.0, server_momentum: Decay = 0.9) -> Algorithm:
     """FedAvg with momentum at the server."""
     return _with_server("fedavgm", training, Sgd(lr=server_lr, momentum=server_momentum))
 
 
+@tunes(server_lr=Between(0.001, 0.3))
 def fedadam(
     training: Training, *, server_lr: Rate = 0.01, b1: Decay = 0.9, b2: Decay = 0.999, eps: Rate = 1e-8
 ) -> Algorithm:
@@ -36,6 +38,7 @@ def fedadam(
     return _with_server("fedadam", training, Adaptive(optimizer="adam", lr=server_lr, b1=b1, b2=b2, eps=eps))
 
 
+@tunes(server_lr=Between(0.001, 0.3))
 def fedyogi(
     training: Training, *, server_lr: Rate = 0.01, b1: Decay = 0.9, b2: Decay = 0.99, eps: Rate = 1e-3
 ) -> Algorithm:
@@ -43,6 +46,7 @@ def fedyogi(
     return _with_server("fedyogi", training, Adaptive(optimizer="yogi", lr=server_lr, b1=b1, b2=b2, eps=eps))
 
 
+@tunes(server_lr=Between(0.001, 0.3))
 def fedadagrad(training: Training, *, server_lr: Rate = 0.01, b1: Decay = 0.0, eps: Rate = 1e-3) -> Algorithm:
     """FedAvg with Adagrad at the server."""
     return _with_server("fedadagrad", training, Adaptive(optimizer="adagrad", lr=server_lr, b1=b1, eps=eps))

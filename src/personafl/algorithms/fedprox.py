@@ -11,11 +11,12 @@ mean is weighted, as for every method.
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging
 from personafl.algorithms.fedavg import FedAvgClient
-from personafl.algorithms.training import NonNegative, Training
+from personafl.algorithms.training import Between, NonNegative, Training, tunes
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import OptimizerSpec
 
 
+@tunes(proximal=Between(0.001, 1.0))
 def fedprox(training: Training, *, proximal: NonNegative = 0.1, server: OptimizerSpec = PLAIN_MEAN) -> Algorithm:
     """FedAvg with a proximal term that holds local training to the shared model."""
     client = FedAvgClient(training=training, proximal=proximal)

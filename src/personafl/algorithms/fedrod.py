@@ -28,12 +28,12 @@ from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import fine_tuning, retrained
-from personafl.algorithms.training import Count, OnePassClient, Rate, Training, TunedClient
+from personafl.algorithms.training import LIKE_LR, Count, OnePassClient, Rate, Training, TunedClient, tunes
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data
 from personafl.core.descend import descend
-from personafl.core.objective import MeanLoss
+from personafl.core.losses import MeanLoss
 from personafl.core.optim import LocalOptimizer, OptimizerSpec, Sgd, by_block
 from personafl.core.tree import Params
 from personafl.errors import BadInput
@@ -118,6 +118,7 @@ def _with_head(w: Params, own: Params) -> Params:
     return w | {name: w[name] + value for name, value in own.items()}
 
 
+@tunes(personal_lr=LIKE_LR)
 def fedrod(
     training: Training,
     *,

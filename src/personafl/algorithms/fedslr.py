@@ -37,7 +37,7 @@ from personafl.algorithms.averaging import Averaging, Change, Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.feddyn import Dual, DynamicClient, DynamicServer
 from personafl.algorithms.personal import fine_tuning, retrained
-from personafl.algorithms.training import Count, NonNegative, Rate, Training, TunedClient
+from personafl.algorithms.training import Between, Count, NonNegative, Rate, Training, TunedClient, tunes
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, ServerRule, sent_once
 from personafl.core.batches import Batch, Batches, Data, Steps
@@ -192,6 +192,7 @@ class SlrServer(ServerRule):
         return wire.Factored.of(weight, u, v)
 
 
+@tunes(rank_penalty=Between(1e-5, 1e-2), sparsity=Between(1e-4, 1e-2))
 def fedslr(
     training: Training,
     *,

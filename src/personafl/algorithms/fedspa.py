@@ -37,7 +37,7 @@ from torch.func import grad
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import Personal, fine_tuning
-from personafl.algorithms.training import Count, Rate, Training, TunedClient
+from personafl.algorithms.training import Between, Count, Rate, Training, TunedClient, tunes
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
@@ -84,10 +84,10 @@ class SpaClient(TunedClient):
         """Train w_t ⊙ m_i, and search."""
         w, loss = self._train(problem, down, state, data.phases["local"], self.training, data.round)
         change, active = tree.sub(w, _masked(down.model, state.mask)), self._active(down.model)
-        sent: Any = {
-            name: _sent(value, state.mask[name], active[name]) if name in active else value
-            for name, value in change.items()
-        }
+        sent: Any = dict(change)
+        for name, count in active.items():  # the change at the active entries, and where they are
+            places = torch.argsort(state.mask[name].reshape(-1), descending=True, stable=True)[:count]
+            sent[name] = wire.kept(change[name], places)
         return self._search(problem, w, state, data) if self.prune_rate else state, Change(sent, loss)
 
     def personalize(self, problem: Problem, down: Model, state: Masks, data: Data) -> Personal:
@@ -152,11 +152,6 @@ def _rank(values: Tensor) -> Tensor:
     return torch.argsort(order).reshape(values.shape)
 
 
-def _sent(change: Tensor, mask: Tensor, active: int) -> Tree:
-    """Return the change at the active entries and where they are."""
-    return wire.kept(change, torch.argsort(mask.reshape(-1), descending=True, stable=True)[:active])
-
-
 @functools.lru_cache(maxsize=64)  # every update of every client asks for the same
 def active_entries(shapes: Shapes, density: float) -> dict[str, int]:
     """Return how many entries of each weight are active: Erdős–Rényi-Kernel densities, together the wanted one."""
@@ -176,6 +171,7 @@ def active_entries(shapes: Shapes, density: float) -> dict[str, int]:
     }
 
 
+@tunes(prune_rate=Between(0.1, 0.9, log=False))
 def fedspa(
     training: Training,
     *,

@@ -11,44 +11,26 @@ With part = "personal" only the personal part of the network (model.personal) is
 Clients keep nothing between rounds; fine-tuning happens when a client asks for its model.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
+from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Model
 from personafl.algorithms.fedavg import FedAvgClient
-from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
-from personafl.algorithms.training import Count, Rate, Training, TunedClient
+from personafl.algorithms.personal import Personal, fine_tuning
+from personafl.algorithms.training import LIKE_LR, Count, Rate, Training, TunedClient, tunes
 from personafl.core.algorithm import Algorithm, Empty, Problem
-from personafl.core.batches import Data, Steps
+from personafl.core.batches import Data
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec
-from personafl.core.tree import Params
 
 Part = Literal["all", "personal"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneClient(TunedClient):
+class FinetuneClient(TunedClient, FedAvgClient):
     """Client rule: FedAvg's, and fine-tuning."""
 
-    shared: FedAvgClient = field(default_factory=FedAvgClient)
     part: Part = "all"
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """As FedAvg."""
-        return self.shared.phases
-
-    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Empty:
-        """Keep nothing between rounds."""
-        return Empty()
-
-    def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
-        """As FedAvg."""
-        return self.shared.update(problem, down, state, data)
 
     def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Personal:
         """Fine-tune w_T, or its personal part with the rest fixed."""
@@ -57,11 +39,8 @@ class FinetuneClient(TunedClient):
         tuned, _ = descend(problem.mean_loss_given(fixed), moving, data.phases["tune"], optimizer)
         return Personal(fixed | tuned)
 
-    def models(self, problem: Problem, down: Model, state: Personal | Empty) -> dict[str, Params]:
-        """Return the shared model and, once fine-tuned, the client's own."""
-        return global_and_personal(down, state)
 
-
+@tunes(tune_lr=LIKE_LR)
 def finetune(
     training: Training,
     *,
@@ -72,5 +51,5 @@ def finetune(
 ) -> Algorithm:
     """FedAvg, then each client fine-tunes the shared model."""
     tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs)
-    client = FinetuneClient(shared=FedAvgClient(training=training), tune=tune, part=part)
+    client = FinetuneClient(training=training, tune=tune, part=part)
     return Algorithm("finetune", client, Averaging(optimizer=server))

@@ -16,10 +16,11 @@ weight decay and schedule.
 import dataclasses
 
 from personafl.algorithms.quped import Share, quped
-from personafl.algorithms.training import Count, Rate, Training
+from personafl.algorithms.training import Between, Count, Rate, Training, tunes
 from personafl.core.algorithm import Algorithm
 
 
+@tunes(distillation=Between(0.05, 0.95, log=False))
 def fml(
     training: Training, *, distillation: Share = 0.5, shared_lr: Rate | None = None, tune_epochs: Count = 5
 ) -> Algorithm:

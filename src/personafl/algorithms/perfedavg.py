@@ -20,7 +20,7 @@ and D″ anew in every step; here each of the three goes through the client's da
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -29,10 +29,10 @@ from torch.func import grad, grad_and_value
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.finetune import FinetuneClient
-from personafl.algorithms.personal import Personal, fine_tuning
-from personafl.algorithms.training import Count, NonNegative, Rate, Training
+from personafl.algorithms.personal import fine_tuning
+from personafl.algorithms.training import Between, Count, NonNegative, Rate, Training, tunes
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, ClientRule, Empty, Problem
+from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Data, Steps, Together, Zipped
 from personafl.core.descend import descend
 from personafl.core.optim import OptimizerSpec, Sgd
@@ -59,13 +59,11 @@ def _moved(w: Params, direction: Params, length: float) -> Params:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetaClient(ClientRule):
-    """Client rule: descend on F_i; `adapt` makes the client's own model of the shared one."""
+class MetaClient(FinetuneClient):
+    """Client rule: descend on F_i; fine-tuning adapts the shared model to a client."""
 
-    training: Training = field(default_factory=Training)
-    adapt: FinetuneClient = field(default_factory=FinetuneClient)
     variant: Variant = "first-order"
-    inner_lr: float = 0.01  # α
+    inner_lr: float = 0.03  # α
     delta: float = 1e-3  # δ
 
     @property
@@ -73,15 +71,6 @@ class MetaClient(ClientRule):
         """D, D′ ("local", as FedAvg's) and for the Hessian-free variant D″."""
         third = ("hessian",) if self.variant == "hessian-free" else ()
         return dict.fromkeys(("inner", "local", *third), self.training.work)
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """The adaptation."""
-        return self.adapt.tuning
-
-    def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Empty:
-        """Keep nothing between rounds."""
-        return Empty()
 
     def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
         """Return w_i − w_t."""
@@ -95,31 +84,24 @@ class MetaClient(ClientRule):
         w, loss = descend(objective, down.model, steps, self.training.optimizer.at(data.round))
         return state, Change(tree.sub(w, down.model), loss)
 
-    def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Personal:
-        """Adapt w_T to the client's training data."""
-        return self.adapt.personalize(problem, down, state, data)
 
-    def models(self, problem: Problem, down: Model, state: Personal | Empty) -> dict[str, Params]:
-        """Return the shared model and, once adapted, the client's own."""
-        return self.adapt.models(problem, down, state)
-
-
+@tunes(inner_lr=Between(0.001, 1.0))
 def perfedavg(
     training: Training,
     *,
     variant: Variant = "first-order",
-    inner_lr: NonNegative = 0.01,
+    inner_lr: NonNegative = 0.03,
     delta: Rate = 1e-3,
     tune_steps: Count | None = None,
     tune_epochs: Count | None = None,
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
-    """A shared model that is good after one step (tune_steps or tune_epochs: after more) on a client's own data."""
+    """A shared model that is good after a few steps on a client's own data (5 epochs, tune_epochs or tune_steps)."""
     if tune_steps is not None and tune_epochs is not None:
         raise BadInput("method.tune_steps: give either tune_steps or tune_epochs, not both")
-    if tune_epochs is None:
-        tune_steps = tune_steps or 1
+    if tune_steps is None and tune_epochs is None:
+        tune_epochs = 5
     plain = Training(work=training.work, optimizer=Sgd(lr=inner_lr))
-    adapt = FinetuneClient(tune=fine_tuning(plain, epochs=tune_epochs, steps=tune_steps))
-    client = MetaClient(training=training, adapt=adapt, variant=variant, inner_lr=inner_lr, delta=delta)
+    tune = fine_tuning(plain, epochs=tune_epochs, steps=tune_steps)
+    client = MetaClient(training=training, tune=tune, variant=variant, inner_lr=inner_lr, delta=delta)
     return Algorithm("perfedavg", client, Averaging(optimizer=server))

@@ -1,11 +1,9 @@
-"""What the methods with a whole personal model share: its state, and who uses which model."""
+"""What the methods with a whole personal model share: its state, and how it is trained."""
 
 import dataclasses
 from typing import NamedTuple, TypeVar
 
-from personafl.algorithms.averaging import Model
 from personafl.algorithms.training import Training
-from personafl.core.algorithm import Empty
 from personafl.core.optim import LocalOptimizer
 from personafl.core.schedule import Constant
 from personafl.core.tree import Params
@@ -17,12 +15,6 @@ class Personal(NamedTuple):
     """State of a client: its own model. It never leaves the device."""
 
     model: Params
-
-
-def global_and_personal(down: Model, state: Personal | Empty) -> dict[str, Params]:
-    """Return the shared model, and the client's own if it has one."""
-    own = {"personal": state.model} if isinstance(state, Personal) else {}
-    return {"global": down.model, **own}
 
 
 def retrained(

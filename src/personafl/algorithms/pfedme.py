@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
-from personafl.algorithms.personal import Personal, fine_tuning, global_and_personal
-from personafl.algorithms.training import Count, OnePassClient, Rate, Training, TunedClient
+from personafl.algorithms.personal import Personal, fine_tuning
+from personafl.algorithms.training import Between, Count, OnePassClient, Rate, Training, TunedClient, tunes
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batches, Data, Repeated
-from personafl.core.descend import descend
+from personafl.core.descend import Quadratic, descend
 from personafl.core.optim import OptimizerSpec
-from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 
 
@@ -38,9 +37,9 @@ from personafl.core.tree import Params
 class MoreauClient(OnePassClient, TunedClient):
     """Client rule: gradient steps on the envelope, each from `inner_steps` on the penalised loss."""
 
-    pull: float = 15.0  # λ
+    pull: float = 1.0  # λ
     inner_steps: int = 5  # K
-    outer_lr: float = 0.005  # η
+    outer_lr: float = 0.5  # η
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Personal:
         """θ_i = w_t."""
@@ -54,10 +53,6 @@ class MoreauClient(OnePassClient, TunedClient):
     def personalize(self, problem: Problem, down: Model, state: Personal, data: Data) -> Personal:
         """Return the last θ of a longer pass."""
         return Personal(self._train(problem, down.model, data.phases["tune"], self.tune, data.round)[1])
-
-    def models(self, problem: Problem, down: Model, state: Personal) -> dict[str, Params]:
-        """Return w and θ_i."""
-        return global_and_personal(down, state)
 
     def _train(
         self, problem: Problem, start: Params, batches: Batches, training: Training, round_: Tensor
@@ -76,12 +71,13 @@ class MoreauClient(OnePassClient, TunedClient):
         return w, theta, total / batches.real.any(-1).sum().clamp(min=1)
 
 
+@tunes(pull=Between(0.1, 20.0), outer_lr=Between(0.01, 2.0))
 def pfedme(
     training: Training,
     *,
-    pull: Rate = 15.0,
+    pull: Rate = 1.0,
     inner_steps: Count = 5,
-    outer_lr: Rate = 0.005,
+    outer_lr: Rate = 0.5,
     tune_epochs: Count = 5,
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:

@@ -12,10 +12,11 @@ All functions are pure and run under vmap and grad; centers come sorted and in t
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from personafl.core.split import listed
 from personafl.core.wire import Quantized
@@ -23,7 +24,7 @@ from personafl.errors import BadInput
 
 FullPrecision = Literal["ends", "output", "none"]  # the layers that are not quantized
 
-_FEW = 4  # up to so many centers, a pass for each is faster on a GPU than looking up and adding up by places
+_FEW = 4  # up to so many centers, a pass for each is faster than looking up and adding up by places
 
 
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
@@ -34,29 +35,66 @@ def nearest(x: Tensor, centers: Tensor) -> Tensor:
     return torch.searchsorted(borders, flat).reshape(x.shape)
 
 
+class Cells(NamedTuple):
+    """Whose member each entry of x is, for all that is asked of it: the codes, or for few centers 0s and 1s."""
+
+    levels: int  # m
+    codes: Tensor | None
+    above: tuple[Tensor, ...]  # in the shape and dtype of x: whether an entry is above the border of centers j, j + 1
+
+    @classmethod
+    def of(cls, x: Tensor, centers: Tensor) -> Self:
+        """Find them."""
+        x = x.detach()
+        if not 1 < len(centers) <= _FEW:
+            return cls(len(centers), nearest(x, centers), ())
+        # Passes of plain arithmetic: comparing, choosing and looking up take a CPU several times as long.
+        borders = ((centers[1:] + centers[:-1]) / 2).unbind()
+        return cls(len(centers), None, tuple((x - border).sign().clamp(min=0) for border in borders))
+
+    def pick(self, values: Tensor) -> Tensor:
+        """Return, in the shape of x, the value [m] that stands at the place of each entry's center."""
+        if self.codes is not None:
+            return values[self.codes]
+        result = values[0] + torch.zeros_like(self.above[0])
+        for above, value in zip(self.above, values[1:].unbind(), strict=True):
+            result = torch.lerp(result, value, above)  # one of the two, exactly
+        return result
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return [m] sums of values in the shape of x over the members of each center, in float64.
+
+        Those of whole numbers are exact, in whatever order they are added.
+        """
+        if self.codes is not None:
+            zeros = torch.zeros(self.levels, dtype=torch.float64, device=values.device)
+            return zeros.index_put((self.codes,), values.to(torch.float64), accumulate=True)
+        parts = [(values * above).sum(dtype=torch.float64) for above in self.above]
+        return _steps(torch.stack([values.sum(dtype=torch.float64), *parts]))
+
+    def members(self) -> Tensor:
+        """Return how many entries each center has, [m], in float64."""
+        if self.codes is not None:
+            return self.sums(torch.ones_like(self.codes))
+        parts = [above.sum(dtype=torch.float64) for above in self.above]
+        return _steps(torch.stack([torch.full_like(parts[0], self.above[0].numel()), *parts]))
+
+    def sides(self, x: Tensor, centers: Tensor) -> Tensor:
+        """Return how many members more are above each center than below it, [m]."""
+        return self.sums((x - self.pick(centers)).sign()).to(centers.dtype)
+
+
+def _steps(from_each: Tensor) -> Tensor:
+    """Return what is at each place, [m], from what is there and at all later ones."""
+    return from_each - functional.pad(from_each[1:], (0, 1))
+
+
 def hard(x: Tensor, centers: Tensor) -> Tensor:
     """Return Q_c(x). Its gradient is 0 in x; in c_j it is the sum of the incoming one over the members of c_j.
 
     That is what the paper's reference runs use for Q̃ (P → ∞).
     """
-    return picked(x, centers, centers)
-
-
-def members(x: Tensor, centers: Tensor) -> Tensor:
-    """Return how many entries are nearest to each center, [m]."""
-    codes = nearest(x, centers).reshape(-1)
-    return _sums(torch.ones_like(codes), codes, centers)
-
-
-def picked(x: Tensor, centers: Tensor, values: Tensor) -> Tensor:
-    """Return, in the shape of x, the value that stands at the place of the center nearest to each entry."""
-    if len(centers) > _FEW:
-        return values[nearest(x, centers)]
-    # A gather, but its gradient is a masked sum for each center and not a race of all entries for a few places.
-    result = values[0].expand_as(x)
-    for border, value in zip(((centers[1:] + centers[:-1]) / 2).unbind(), values[1:].unbind(), strict=True):
-        result = torch.where(x > border, value, result)
-    return result
+    return Cells.of(x, centers).pick(centers)
 
 
 def soft(x: Tensor, centers: Tensor, sharpness: float | Tensor) -> Tensor:
@@ -76,15 +114,17 @@ def prox_weights(x: Tensor, centers: Tensor, width: float | Tensor) -> Tensor:
     """
     center = hard(x, centers)
     offset, step = x - center, width / 2
-    return torch.where(offset.abs() <= step, center, x - offset.sign() * step)
+    return torch.where(offset.abs() <= step, center, x - offset.clamp(-step, step))  # type: ignore[arg-type]
 
 
-def prox_centers(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor | None = None) -> Tensor:
+def prox_centers(
+    centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor | None = None, cells: Cells | None = None
+) -> Tensor:
     """Return the prox of width·R(x, ·) linearised in c: c_j + (width/2)·(#{members > at_j} − #{members < at_j}).
 
     `centers` is μ, after the gradient step; `at` are the centers before it, which say whose member an entry is and on
-    which side (default: μ). `width` may be one for each center, [m]. Entries on their center count for neither side, a
-    center without members stays at μ.
+    which side (default: μ); `cells` are theirs, if known. `width` may be one for each center, [m]. Entries on their
+    center count for neither side, a center without members stays at μ.
 
     The linear model has no median to stop at. The result is that of the exact prox, with these members, where none of
     them lies between at_j and the place where c_j lands, at_j included; elsewhere c_j goes too far: over members that
@@ -94,16 +134,8 @@ def prox_centers(centers: Tensor, x: Tensor, width: float | Tensor, at: Tensor |
     The result may be out of order where centers are close: see `sorted_centers`.
     """
     at = centers if at is None else at
-    codes = nearest(x, at).reshape(-1)
-    sides = (x.reshape(-1) - at[codes]).sign().long()
-    return centers + width / 2 * _sums(sides, codes, at).to(centers.dtype)
-
-
-def _sums(values: Tensor, codes: Tensor, centers: Tensor) -> Tensor:
-    """Return [m] sums of integers over the members of each center: exact, in whatever order they are added."""
-    if len(centers) > _FEW:
-        return torch.zeros_like(centers, dtype=torch.int64).scatter_add(0, codes, values)
-    return torch.stack([torch.where(codes == place, values, 0).sum() for place in range(len(centers))])
+    cells = Cells.of(x, at) if cells is None else cells
+    return centers + width / 2 * cells.sides(x, at)
 
 
 def sorted_centers(centers: Tensor) -> Tensor:

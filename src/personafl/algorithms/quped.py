@@ -49,27 +49,29 @@ learn from it.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
-from torch.func import grad, grad_and_value
-from torch.nn import functional
 
 from personafl.algorithms import quantize
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import fine_tuning, retrained, steady
-from personafl.algorithms.quantize import FullPrecision
-from personafl.algorithms.training import Count, NonNegative, OnePassClient, Rate, Training, TunedClient
+from personafl.algorithms.quantize import Cells, FullPrecision
+from personafl.algorithms.training import Between, Count, NonNegative, OnePassClient, Rate, Training, TunedClient, tunes
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
+from personafl.core.descend import gradient_and_value, moved, pull, pullback
+from personafl.core.losses import divergence, mean_of_real
+from personafl.core.net import Net
 from personafl.core.optim import Accelerated, LocalOptimizer, OptimizerSpec, Sgd
 from personafl.core.schedule import Constant, Exponential, Step
-from personafl.core.terms import pull
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 
@@ -82,6 +84,7 @@ CenterScale = Literal["mean", "sqrt", "sum"]
 CenterSchedule = Constant | Exponential | Step
 Unit = Literal["rounds", "epochs"] | Count
 CONSTANT = Constant()
+Pull = Callable[[Tensor], Params]
 
 
 class Centered(NamedTuple):
@@ -157,96 +160,119 @@ class QupedClient(OnePassClient, TunedClient):
         time = torch.floor(round_ * self.pace.numerator / self.pace.denominator)
         penalty = self.penalty * time / self.growth**time
         widths = tuple(penalty * rate for rate in rates)
-        frozen = round_ >= (torch.inf if self.freeze_after is None else self.freeze_after)
-        specs = self.training.optimizer, self.centers, self.shared
-        on_x, on_c, on_w = (spec.at(round_) for spec in specs)
+        frozen = None if self.freeze_after is None else round_ >= self.freeze_after
+        on_x, on_c, on_w = (spec.at(round_) for spec in (self.training.optimizer, self.centers, self.shared))
         x, c = _settled(state.model, state.centers, frozen), state.centers
         kept = on_x.init(x), on_c.init(c), on_w.init(w)
         total = torch.zeros((), device=batches.device)
         for batch in batches.each():
             before = x, c, w, kept
-            teacher = self._teacher(w, problem, batch)
-            gradient, loss = grad_and_value(self._loss_of_x)(x, c, w, teacher, problem, batch)
-            step, kept_x = on_x.update(gradient, kept[0], x)
-            moved = _near_centers(tree.add(x, step), c, widths[0])
-            x = {name: torch.where(frozen, x[name], moved[name]) if name in c else moved[name] for name in x}
-
-            slope = grad(self._loss_of_c)(c, x, teacher, problem, batch)
-            if self.center_clip is not None:
-                slope = {name: g.clamp(-self.center_clip, self.center_clip) for name, g in slope.items()}
-            scale = {name: self._scale(x[name], centers) for name, centers in c.items()}
-            step, kept_c = on_c.update(tree.map(torch.mul, slope, scale), kept[1], c)
-            x, c = _moved_centers(x, c, tree.add(c, step), tree.scale(scale, widths[1]), frozen)
-
-            kept_w = kept[2]
+            teacher, to_w = self._teacher(problem, w, batch)
+            gradient, loss = gradient_and_value(partial(self._loss_of_x, problem, c, w, teacher), x, batch)
+            ahead, kept_x = moved(on_x, gradient, kept[0], x)
+            near = {name: quantize.prox_weights(ahead[name], centers, widths[0]) for name, centers in c.items()}
+            x = ahead | (near if frozen is None else {name: torch.where(frozen, x[name], near[name]) for name in c})
+            kept_c, kept_w = kept[1:]
+            if c:
+                slope, cells = self._slope_of_c(problem, x, c, teacher, batch)
+                scale = {name: self._scale(own, c[name]) for name, own in cells.items()}
+                after, kept_c = moved(on_c, tree.map(torch.mul, slope, scale), kept_c, c)
+                x, c = _moved_centers(x, c, after, cells, tree.scale(scale, widths[1]), frozen)
             if teach:
-                step, kept_w = on_w.update(grad(self._loss_of_w)(w, x, c, problem, batch), kept_w, w)
-                w = tree.add(w, step)
-            alive = batch.real.any()
-            x, c, w, kept = tree.where(alive, (x, c, w, (kept_x, kept_c, kept_w)), before)
-            total = total + torch.where(alive, loss, 0.0)
+                w, kept_w = moved(on_w, self._slope_of_w(problem, w, x, c, teacher, to_w, batch), kept_w, w)
+            kept = kept_x, kept_c, kept_w
+            if batches.padding.gaps:
+                alive = batch.real.any()
+                x, c, w, kept = tree.where(alive, (x, c, w, kept), before)
+                loss = torch.where(alive, loss, 0.0)
+            total = total + loss
         return Centered(x, c), w, total / batches.real.any(-1).sum().clamp(min=1)
 
-    def _scale(self, x: Tensor, centers: Tensor) -> Tensor:
-        """Return by what η₂ is multiplied for each center, [m]."""
-        count = quantize.members(x, centers).clamp(min=1).to(centers.dtype)
-        return {"mean": 1 / count, "sqrt": (len(centers) * count).rsqrt(), "sum": torch.ones_like(count)}[
-            self.center_scale
-        ]
+    def _teacher(self, problem: Problem, w: Params, batch: Batch) -> tuple[Tensor | None, Pull | None]:
+        """Return the scores of w, from which x and c learn, and what takes a gradient there to w: in the same step."""
+        if self.coupling == "proximity":
+            return None, None
+        return pullback(partial(_scores, problem.net), w, batch)
 
     def _loss_of_x(
-        self, x: Params, c: Params, w: Params, teacher: Tensor | None, problem: Problem, batch: Batch
+        self, problem: Problem, c: Params, w: Params, teacher: Tensor | None, x: Params, batch: Batch
     ) -> Tensor:
-        loss = self._taught(problem, x, teacher, batch)
+        loss = self._taught(problem, teacher, x, batch)
         if self.coupling == "proximity":
             loss = loss + pull(x, w, self.distillation)
         # The hard quantizer's gradient is 0 in the weights it quantizes; through this term the other layers learn to
         # serve the quantized ones.
-        return loss + self._taught(problem, self._soft(x, c), teacher, batch) if c else loss
+        return loss + self._taught(problem, teacher, self._soft(x, c), batch) if c else loss
 
-    def _loss_of_c(self, c: Params, x: Params, teacher: Tensor | None, problem: Problem, batch: Batch) -> Tensor:
-        if not c:
-            return torch.zeros((), device=batch.x.device)
-        return self._taught(problem, self._soft(x, c), teacher, batch)
+    def _slope_of_c(
+        self, problem: Problem, x: Params, c: Params, teacher: Tensor | None, batch: Batch
+    ) -> tuple[Params, dict[str, Cells]]:
+        """Return ∇_c F, and whose members the entries of x are."""
+        cells = {name: Cells.of(x[name], centers) for name, centers in c.items()}
+        if self.sharpness is None:  # ∂F/∂c_j is the sum of ∂F/∂Q over the members
 
-    def _loss_of_w(self, w: Params, x: Params, c: Params, problem: Problem, batch: Batch) -> Tensor:
-        if self.coupling == "proximity":
-            return pull(w, x, self.distillation)
-        scores = problem.net.apply(w, batch.x, batch.real, batch.key)
-        models = (x, self._soft(x, c)) if c else (x,)
-        others = [problem.personal_net.apply(model, batch.x, batch.real, batch.key) for model in models]
-        if self.coupling == "mutual":
-            taught = torch.stack([_mean(divergence(other, scores), batch) for other in others]).sum()
-            return (1 - self.distillation) * _mean(problem.loss(scores, batch.y), batch) + self.distillation * taught
-        return self.distillation * torch.stack([_mean(divergence(scores, other), batch) for other in others]).sum()
+            def of_quantized(own: Params, batch: Batch) -> Tensor:
+                return self._taught(problem, teacher, x | own, batch)
 
-    def _teacher(self, w: Params, problem: Problem, batch: Batch) -> Tensor | None:
-        """Return the scores of w, from which x and c learn in the same step."""
-        if self.coupling == "proximity":
-            return None
-        return problem.net.apply(w, batch.x, batch.real, batch.key)
+            at = {name: cells[name].pick(centers) for name, centers in c.items()}
+            slope, _ = gradient_and_value(of_quantized, at, batch)
+            slope = {name: cells[name].sums(slope[name]).to(centers.dtype) for name, centers in c.items()}
+        else:
 
-    def _taught(self, problem: Problem, model: Params, teacher: Tensor | None, batch: Batch) -> Tensor:
+            def of_centers(own: Params, batch: Batch) -> Tensor:
+                return self._taught(problem, teacher, self._soft(x, own), batch)
+
+            slope, _ = gradient_and_value(of_centers, c, batch)
+        if self.center_clip is not None:
+            slope = {name: g.clamp(-self.center_clip, self.center_clip) for name, g in slope.items()}
+        return slope, cells
+
+    def _scale(self, cells: Cells, centers: Tensor) -> Tensor:
+        """Return by what η₂ is multiplied for each center, [m]."""
+        count = cells.members().clamp(min=1).to(centers.dtype)
+        return {"mean": 1 / count, "sqrt": (len(centers) * count).rsqrt(), "sum": torch.ones_like(count)}[
+            self.center_scale
+        ]
+
+    def _slope_of_w(
+        self,
+        problem: Problem,
+        w: Params,
+        x: Params,
+        c: Params,
+        scores: Tensor | None,
+        to_w: Pull | None,
+        batch: Batch,
+    ) -> Params:
+        """Return ∇_w F, by way of the scores of w unless the coupling is by weights."""
+        if scores is None or to_w is None:
+            return tree.scale(tree.sub(w, x), self.distillation)
+        others = [_scores(problem.personal_net, own, batch) for own in ((x, self._soft(x, c)) if c else (x,))]
+
+        def loss(own: Params, batch: Batch) -> Tensor:
+            pairs = [(other, own["w"]) if self.coupling == "mutual" else (own["w"], other) for other in others]
+            taught = torch.stack([mean_of_real(divergence(*pair), batch) for pair in pairs]).sum()
+            if self.coupling == "mutual":
+                alone = mean_of_real(problem.loss(own["w"], batch.y), batch)
+                return (1 - self.distillation) * alone + self.distillation * taught
+            return self.distillation * taught
+
+        return to_w(gradient_and_value(loss, {"w": scores}, batch)[0]["w"])
+
+    def _taught(self, problem: Problem, teacher: Tensor | None, model: Params, batch: Batch) -> Tensor:
         """(1−λ_p) f + λ_p KD of a personal model; f alone where there is no teacher."""
-        scores = problem.personal_net.apply(model, batch.x, batch.real, batch.key)
-        own = _mean(problem.loss(scores, batch.y), batch)
+        scores = _scores(problem.personal_net, model, batch)
+        own = mean_of_real(problem.loss(scores, batch.y), batch)
         if teacher is None:
             return own
-        return (1 - self.distillation) * own + self.distillation * _mean(divergence(teacher, scores), batch)
+        return (1 - self.distillation) * own + self.distillation * mean_of_real(divergence(teacher, scores), batch)
 
     def _soft(self, x: Params, c: Params) -> Params:
         return _quantized(x, c, self.sharpness)
 
 
-def divergence(teacher: Tensor, pupil: Tensor) -> Tensor:
-    """Return KL(softmax(teacher) ‖ softmax(pupil)) per sample [batch], of scores [batch, …, classes]."""
-    log_p, log_q = functional.log_softmax(teacher, -1), functional.log_softmax(pupil, -1)
-    entries = (log_p.exp() * (log_p - log_q)).sum(-1)  # [batch, …]
-    return entries.reshape(len(entries), -1).mean(-1)
-
-
-def _mean(values: Tensor, batch: Batch) -> Tensor:
-    return torch.where(batch.real, values, 0.0).sum() / batch.real.sum().clamp(min=1)
+def _scores(net: Net, params: Params, batch: Batch) -> Tensor:
+    return net.apply(params, batch.x, batch.real, batch.key)
 
 
 def _quantized(x: Params, c: Params, sharpness: float | None = None) -> Params:
@@ -256,26 +282,27 @@ def _quantized(x: Params, c: Params, sharpness: float | None = None) -> Params:
     return x | {name: quantize.soft(x[name], centers, sharpness) for name, centers in c.items()}
 
 
-def _settled(x: Params, c: Params, frozen: Tensor) -> Params:
+def _settled(x: Params, c: Params, frozen: Tensor | None) -> Params:
     """Put frozen weights on their centers."""
+    if frozen is None:
+        return x
     return x | {name: torch.where(frozen, quantize.hard(x[name], centers), x[name]) for name, centers in c.items()}
 
 
-def _near_centers(x: Params, c: Params, width: Tensor) -> Params:
-    return x | {name: quantize.prox_weights(x[name], centers, width) for name, centers in c.items()}
-
-
-def _moved_centers(x: Params, c: Params, moved: Params, width: Params, frozen: Tensor) -> tuple[Params, Params]:
+def _moved_centers(
+    x: Params, c: Params, moved: Params, cells: dict[str, Cells], width: Params, frozen: Tensor | None
+) -> tuple[Params, Params]:
     """Return the prox of the centers after a gradient step, sorted; frozen weights go with them."""
     weights, centers = dict(x), {}
     for name, before in c.items():
-        after = quantize.prox_centers(moved[name], x[name], width[name], before)
-        carried = quantize.picked(x[name], before, after)
-        weights[name] = torch.where(frozen, carried, x[name])
+        after = quantize.prox_centers(moved[name], x[name], width[name], before, cells[name])
+        if frozen is not None:
+            weights[name] = torch.where(frozen, cells[name].pick(after), x[name])
         centers[name] = quantize.sorted_centers(after)
     return weights, centers
 
 
+@tunes(distillation=Between(0.05, 0.95, log=False), penalty=Between(1e-7, 1e-3))
 def quped(
     training: Training,
     *,

@@ -17,11 +17,12 @@ whose distillation it has not: all models have one architecture, and
 import dataclasses
 
 from personafl.algorithms.quped import Bits, Growth, Unit, quped
-from personafl.algorithms.training import Count, NonNegative, Rate, Training
+from personafl.algorithms.training import Between, Count, NonNegative, Rate, Training, tunes
 from personafl.core.algorithm import Algorithm
 from personafl.core.optim import Sgd
 
 
+@tunes(proximity=Between(0.02, 2.0), penalty=Between(1e-7, 1e-3))
 def qupel(
     training: Training,
     *,

@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.averaging import Averaging, Shared, SharedModelClient
-from personafl.algorithms.training import Rate, Training
+from personafl.algorithms.training import Between, Rate, Training, tunes
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, own_fields
 from personafl.core.batches import Data
-from personafl.core.descend import descent
+from personafl.core.descend import Quadratic, descent
 from personafl.core.optim import Sgd
-from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
@@ -114,6 +113,7 @@ class ScaffoldServer(ServerRule):
         return ScaffoldState(self.averaging.update(state.shared, uploads, round_), control, state.population)
 
 
+@tunes(server_lr=Between(0.1, 3.0))
 def scaffold(training: Training, *, server_lr: Rate = 1.0) -> Algorithm:
     """One shared model; control variates correct the drift of local training."""
     optimizer = training.optimizer

@@ -1,20 +1,45 @@
 """How a client trains and how a server steps: the fields that all methods share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Lt
 
-from personafl.core.algorithm import ClientRule
+from personafl.core.algorithm import ClientRule, Empty, Problem
 from personafl.core.batches import Steps
 from personafl.core.optim import LocalOptimizer, Sgd
+from personafl.core.tree import Params
 
 # Limits of options, which recipes are checked against.
 Count = Annotated[int, Ge(1)]
 Rate = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Decay = Annotated[float, Ge(0), Lt(1)]
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Between:
+    """Values of an option that are worth trying, drawn evenly or on a log scale; whole numbers if both ends are."""
+
+    low: int | float
+    high: int | float
+    log: bool = True
+    of_lr: bool = False  # the ends are multiples of the training's learning rate, which None stands for
+
+
+LIKE_LR = Between(0.03, 3.0, of_lr=True)  # above, most trials diverge
+
+
+def tunes(**ranges: Between) -> Callable[[T], T]:
+    """Declare which options of a method `compare --tune` tunes, beside the training's learning rate."""
+
+    def declare(build: T) -> T:
+        build.__dict__["tunes"] = ranges
+        return build
+
+    return declare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +72,8 @@ class TunedClient(ClientRule):
     def tuning(self) -> Mapping[str, Steps]:
         """The pass of fine-tuning."""
         return {"tune": self.tune.work}
+
+    def models(self, problem: Problem, down: Any, state: Any) -> dict[str, Params]:
+        """Return the shared model and, where the state has one, the client's own."""
+        own = {} if isinstance(state, Empty) else {"personal": state.model}
+        return {"global": down.model, **own}

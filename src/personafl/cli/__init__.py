@@ -1,6 +1,7 @@
 """The command line: which commands there are, in the order of `personafl --help`, and how their errors end.
 
-Exit codes: 0 done, 2 an error with its remedy, 130 stopped by the user; see `personafl.errors`.
+Exit codes: 0 done, 2 an error with its remedy, 3 a run failed after it began, 130 stopped by
+the user; see `personafl.errors`.
 """
 
 import sys
@@ -55,7 +56,7 @@ app: typer.Typer = typer.Typer(
     name="personafl",
     help="Personalized federated learning: compare methods, and give every client a model of its own.\n\n"
     "Start with:  personafl compare --methods fedavg,ditto,local",
-    epilog="Exit codes: 0 done, 2 an error with its remedy, 130 stopped by you.",
+    epilog="Exit codes: 0 done, 2 an error with its remedy, 3 a run failed, 130 stopped by you.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
@@ -90,7 +91,7 @@ def main() -> None:
     """Run the command line; errors that a user can act on are one line, and the exit code says which kind."""
     sys.path.append("")  # a model of the user's may be in a file of this folder
     try:
-        code = app(standalone_mode=False)
+        code = app(_spelled_out(sys.argv[1:]), standalone_mode=False)
     except PersonaError as error:
         _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -104,6 +105,13 @@ def main() -> None:
     if code == Interrupted.exit_code:
         _fail("stopped at once; what was saved before is intact", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _spelled_out(words: list[str]) -> list[str]:
+    """Return the command line with the number of trials after a --tune that has none, which Typer cannot leave out."""
+    follows = [*words, ""][1:]
+    bare = [word == "--tune" and not after.lstrip("-").isdigit() for word, after in zip(words, follows, strict=True)]
+    return [part for word, alone in zip(words, bare, strict=True) for part in ([word, "12"] if alone else [word])]
 
 
 def _fail(message: str, code: int) -> NoReturn:

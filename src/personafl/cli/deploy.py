@@ -156,7 +156,7 @@ def status(server: Server, identity: Identity, as_json: Json = False) -> None:
     """Print how far a server is, and which devices are with it; or a coordinator, and its servers."""
     _check_installed()
     from personafl.deploy.net.identity import Files
-    from personafl.deploy.server.operator import ask_status
+    from personafl.deploy.net.transport import ask_status
 
     report = asyncio.run(ask_status(server, Files.beside(identity)))
     if as_json:
@@ -218,9 +218,9 @@ def predict(
 
     found = apply(model, data)
     if as_json:
-        print(json.dumps({"labels": found.labels.tolist(), "accuracy": found.accuracy}))
+        print(json.dumps({"labels": found.labels.tolist(), "classes": found.classes, "accuracy": found.accuracy}))
         return
-    print("\n".join(map(str, found.labels.tolist())))
+    print("\n".join(found.classes))
     if found.accuracy is not None:
         err.print(f"accuracy: {found.accuracy:.4f} on {len(found.labels)} samples")
 

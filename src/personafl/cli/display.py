@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from rich.text import Text
 from personafl.cli.console import err
 from personafl.errors import Interrupted
 from personafl.report.table import amount
-from personafl.runs.listener import Listener, Note, Progress, Tuning
+from personafl.runs.listener import Event, Listener, Note, Progress, Trials, Tuning
 from personafl.storage.rundir import resume_command
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Display:
         self._quiet = quiet
         self._bars: Bars | None = None
         self._width = 0
+        self._told: set[str] = set()  # of data that runs share
 
     @contextmanager
     def count(self, label: str) -> Iterator[Callable[[int, int], None]]:
@@ -78,19 +80,29 @@ class Display:
         if self._quiet:
             return None
         label = name.ljust(self._width)
-        return self._lines(label) if self._bars is None else self._live(self._bars, label)
+        listen = self._lines(label) if self._bars is None else self._live(self._bars, label)
+
+        def once(event: Event) -> None:
+            if isinstance(event, Note) and event.shared:
+                if event.text in self._told:
+                    return
+                self._told.add(event.text)
+            listen(event)
+
+        return once
 
     def _live(self, bars: Bars, label: str) -> Listener:
         for before in bars.task_ids:
             bars.remove_task(before)
         task = bars.add_task(label, total=None, facts="starting")
 
-        def listen(progress: Progress | Tuning | Note) -> None:
+        def listen(progress: Event) -> None:
             if isinstance(progress, Note):
                 bars.console.print(f"{label} {progress.text}", soft_wrap=True)
                 return
-            if isinstance(progress, Tuning):
-                bars.update(task, total=progress.clients, completed=progress.done, facts=tuning(progress))
+            if isinstance(progress, Tuning | Trials):
+                total = progress.clients if isinstance(progress, Tuning) else progress.trials
+                bars.update(task, total=total, completed=progress.done, facts=tuning(progress))
                 return
             done = progress.round.number + 1
             bars.update(task, total=progress.rounds, completed=done, facts=facts(progress))
@@ -103,12 +115,12 @@ class Display:
     def _lines(self, label: str) -> Listener:
         printed = [time.monotonic()]
 
-        def listen(progress: Progress | Tuning | Note) -> None:
+        def listen(progress: Event) -> None:
             now = time.monotonic()
             due = now - printed[0] > SECONDS_BETWEEN_LINES
             if isinstance(progress, Note):
                 text, due = progress.text, True
-            elif isinstance(progress, Tuning):
+            elif isinstance(progress, Tuning | Trials):
                 text = tuning(progress)
             elif progress.round.number + 1 < progress.rounds:
                 text = facts(progress)
@@ -121,8 +133,10 @@ class Display:
         return listen
 
 
-def tuning(progress: Tuning) -> str:
-    """Clients fine-tuned so far."""
+def tuning(progress: Tuning | Trials) -> str:
+    """Clients fine-tuned, or trials done so far."""
+    if isinstance(progress, Trials):
+        return f"tuning, {progress.done}/{progress.trials} trials at round {progress.rounds}"
     return f"fine-tuning {progress.done}/{progress.clients} clients"
 
 
@@ -156,13 +170,18 @@ def displayed(recipe: Recipe, path: Path, quiet: bool, work: Callable[[Any], Any
     label = (lambda method, seed: f"{method} seed {seed}") if several else (lambda method, seed: method)
     names = [label(method, seed) for method in recipe.compare.methods for seed in recipe.compare.seeds]
     display = Display(err, quiet)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where no round is on
     try:
         with display.open(names), warnings.catch_warnings():
             warnings.showwarning = _warn
             return work(lambda method, seed: display.listener(label(method, seed)))
-    except Interrupted as error:  # it names the run that was on; what to continue is the whole
-        when = str(error).partition(";")[0]
+    except (Interrupted, KeyboardInterrupt) as error:  # it names the run that was on; what to continue is the whole
+        when = str(error).partition(";")[0] or "stopped at once"
+        if not path.exists():
+            raise Interrupted(f"{when}; nothing was written") from error
         raise Interrupted(f"{when}; continue with: {resume_command(path)}") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from personafl.cli.console import err, out, print_found, say
-from personafl.cli.options import Dataset, Json, Model, PartitionText, Quiet, Words, parsed
+from personafl.cli.options import Dataset, Json, Label, Model, PartitionText, Quiet, User, Words, parsed
 from personafl.errors import BadInput
 
 
@@ -57,6 +57,8 @@ def fit(
     ],
     words: Words = None,
     dataset: Dataset = None,
+    label: Label = None,
+    user: User = None,
     partition: PartitionText = None,
     max_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Also: memory to train it in, with the recipe's batch.")
@@ -80,26 +82,28 @@ def fit(
     from personafl.exports.fit import Limits, parse_bits, parse_models, parse_size
     from personafl.exports.fit import fit as find
 
-    limits = Limits(
-        bytes=parse_size(max_bytes, "--max-bytes"),
-        memory=None if max_memory is None else parse_size(max_memory, "--max-memory"),
-    )
+    memory = None if max_memory is None else parse_size(max_memory, "--max-memory")
+    limits = Limits(bytes=parse_size(max_bytes, "--max-bytes"), memory=memory)
     models = None if names is None else parse_models(names)
     bits = None if widths is None else parse_bits(widths)
-    recipe = parsed(words, dataset, partition)
-    found = find(recipe, limits, models, bits)
+    found = find(parsed(words, dataset, label, user, partition), limits, models, bits)
     print_found(found.to_json(), fit_tables(found), as_json)
 
 
 def describe(
-    words: Words = None, dataset: Dataset = None, partition: PartitionText = None, model: Model = None
+    words: Words = None,
+    dataset: Dataset = None,
+    label: Label = None,
+    user: User = None,
+    partition: PartitionText = None,
+    model: Model = None,
 ) -> None:
     """Print which tensors are personal, and what memory a client's training needs; set model.personal=output, …"""
     from personafl.cli.tables import model_tables
     from personafl.exports.memory import training_memory
     from personafl.runs.build import prepare
 
-    recipe = parsed(words, dataset, partition, model)
+    recipe = parsed(words, dataset, label, user, partition, model)
     job = prepare(recipe)
     for part in model_tables(job.federation.problems[0], training_memory(job)):
         out.print(part)

@@ -23,6 +23,8 @@ Words = Annotated[
 Dataset = Annotated[
     str | None, typer.Option(metavar="NAME|PATH", help="digits, your file or folder, or hf:NAME (see datasets).")
 ]
+Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: what is to be predicted.")]
+User = Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: whose a row is.")]
 PartitionText = Annotated[
     str | None,
     typer.Option(metavar="KIND", help="How clients share the data, as in dirichlet:alpha=0.1,clients=100, or users."),
@@ -39,6 +41,8 @@ Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON and n
 def parsed(
     words: list[str] | None,
     dataset: str | None = None,
+    label: str | None = None,
+    user: str | None = None,
     partition: str | None = None,
     model: str | None = None,
     rounds: int | None = None,
@@ -51,6 +55,8 @@ def parsed(
 
     options = {
         "data.source": dataset,
+        "data.label": label,
+        "data.user": user,
         "data.partition": None if partition is None else parse_partition(partition),
         "model.name": model,
         "rounds": rounds,

@@ -50,8 +50,9 @@ def watch(
         if page:
             out.print(f"page: {stack.enter_context(served(paths, port))} (Ctrl-C ends it)", soft_wrap=True)
         follow(paths, out)
-        rows = [row for source in load(paths) for run in source.runs for row in run.rows]
-        for part in result_tables(rows, out.width):
+        runs = [run for source in load(paths) for run in source.runs]
+        failed = [(f"{run.label} seed {run.seed}", run.failure.words) for run in runs if run.failure is not None]
+        for part in result_tables([row for run in runs for row in run.rows], out.width, failed):
             out.print(part)
         if page:
             threading.Event().wait()
@@ -72,6 +73,8 @@ def clients(
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise BadInput(f"{twice[0]}: is there twice; give each run once")
     table = api.joined([result for path in paths for result in api.results_of(path)])
+    for run in [run for path in paths for run in api.failed_in(path)]:
+        note(f"left out: {run}")
     if out_path is None:
         print(table.to_csv(index=False), end="")
         return
@@ -110,8 +113,7 @@ def latency(
     as_json: Json = False,
 ) -> None:
     """Print how long it takes until the first B of N servers are ready, and propose how many to wait for."""
-    from personafl.latency.times import round_times
-    from personafl.latency.waiting import analyse
+    from personafl.latency.waiting import analyse, round_times
     from personafl.report import write_chart
     from personafl.report.latency import waiting_chart, waiting_tables
 

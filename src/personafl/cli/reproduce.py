@@ -10,7 +10,7 @@ import typer
 
 from personafl.cli.console import note, print_found
 from personafl.cli.options import Json, Out, Quiet, listed
-from personafl.errors import BadInput, Diverged
+from personafl.errors import BadInput, Failed
 
 if TYPE_CHECKING:
     from personafl.papers.catalog import SizeName
@@ -140,13 +140,13 @@ def _run(work: Sequence[tuple[Preset, Recipe]], out_path: Path | None, form: For
         def compare(listen: api.Listeners, recipe: Recipe = recipe, path: Path = path) -> api.Comparison:
             return api.compare(recipe, out=path, listener=listen)
 
-        failures += displayed(recipe, path, quiet or form == "json", compare).failures
+        failures += map(str, displayed(recipe, path, quiet or form == "json", compare).failures)
         tables, _ = tables_of_preset(path, preset)
         shown += tables
         note(f"run directory: {path}")
     _print(show, shown, form)
     if failures:
-        raise Diverged(f"{len(failures)} of its runs diverged: {'; '.join(failures)}")
+        raise Failed(f"{len(failures)} of its runs failed: {'; '.join(failures)}")
 
 
 def _judged(paths: list[Path], name: str | None) -> list[Shown]:

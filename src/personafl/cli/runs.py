@@ -1,15 +1,36 @@
 """The commands that train, and those that print what came out: run, compare, resume, show."""
 
+from __future__ import annotations
+
 import contextlib
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from personafl.cli.console import note, out, print_found, say
-from personafl.cli.options import Dataset, Json, Model, Out, PartitionText, Quiet, Rounds, Words, listed, parsed
+from personafl.cli.options import (
+    Dataset,
+    Json,
+    Label,
+    Model,
+    Out,
+    PartitionText,
+    Quiet,
+    Rounds,
+    User,
+    Words,
+    listed,
+    parsed,
+)
 from personafl.cli.sweep import resume_sweep, show_sweep
-from personafl.errors import BadInput, Diverged
+from personafl.errors import BadInput, Failed
+from personafl.storage.rundir import resume_command
+
+if TYPE_CHECKING:
+    from personafl.api import FailedRun
 
 Start = Annotated[
     str | None, typer.Option("--from", metavar="RUN", help="Start from the global model of a finished run.")
@@ -30,6 +51,8 @@ def run(
     words: Words = None,
     method: Annotated[str | None, typer.Option(metavar="NAME", help="A name (see methods).")] = None,
     dataset: Dataset = None,
+    label: Label = None,
+    user: User = None,
     partition: PartitionText = None,
     model: Model = None,
     rounds: Rounds = None,
@@ -48,7 +71,7 @@ def run(
     from personafl.storage.rundir import claim_name
 
     also = {"method.name": method, "seed": seed, "start": start, "tracking": listed(track)}
-    recipe = parsed(words, dataset, partition, model, rounds, also=also)
+    recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     with _trained_by(engine, address):
         result = displayed(
@@ -57,7 +80,7 @@ def run(
             quiet or as_json,
             lambda listen: api.run(recipe, out=out_path, listener=listen(recipe.method.name, recipe.seed)),
         )
-    _report(result.path, result.rows, as_json)
+    _report(result.path, result.rows, as_json, warned=not quiet)
 
 
 def compare(
@@ -66,12 +89,18 @@ def compare(
         str | None, typer.Option(metavar="NAMES", help="As in fedavg,ditto,local (see methods).")
     ] = None,
     dataset: Dataset = None,
+    label: Label = None,
+    user: User = None,
     partition: PartitionText = None,
     model: Model = None,
     rounds: Rounds = None,
     start: Start = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="NUMBERS", help="As in 0,1,2; the table then has mean ± std.")
+    ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(metavar="[TRIALS]", help="First tune each method by so many trials (12), on validation data."),
     ] = None,
     out_path: Out = None,
     track: Track = None,
@@ -85,18 +114,23 @@ def compare(
     from personafl.cli.display import displayed
     from personafl.storage.rundir import claim_name
 
-    also = {"compare.methods": listed(methods), "compare.seeds": listed(seeds), "tracking": listed(track)}
-    recipe = parsed(words, dataset, partition, model, rounds, also={**also, "start": start})
+    lists = {"compare.methods": listed(methods), "compare.seeds": listed(seeds), "tracking": listed(track)}
+    also = {**lists, "compare.tune": tune, "start": start}
+    recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     with _trained_by(engine, address):
         result = displayed(
             recipe, out_path, quiet or as_json, lambda listen: api.compare(recipe, out=out_path, listener=listen)
         )
-    _report_all(result, as_json)
+    _report_all(result, as_json, warned=not quiet)
 
 
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run or comparison.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Changes, with which runs that failed begin anew."),
+    ] = None,
     engine: EngineName = None,
     address: Address = None,
     quiet: Quiet = False,
@@ -106,16 +140,22 @@ def resume(
     from personafl import api
     from personafl.cli.display import displayed
     from personafl.recipe.sweep import SWEEP_FILE
+    from personafl.recipe.values import changes_of
 
+    changes = changes_of(words or [])
     if (path / SWEEP_FILE).exists():
         if engine == "ray":
             raise BadInput(f"--engine ray: the trials of a sweep ({path}) are trained on this machine")
+        if changes:
+            raise BadInput(f"{', '.join(changes)}: the trials of a sweep ({path}) cannot be changed; begin a new one")
         resume_sweep(path, quiet, as_json)
         return
     recipe = api.recipe_of(path)
     with _trained_by(engine, address):
-        result = displayed(recipe, path, quiet or as_json, lambda listen: api.resume(path, listener=listen))
-    _report_all(result, as_json)
+        result = displayed(
+            recipe, path, quiet or as_json, lambda listen: api.resume(path, changes=changes, listener=listen)
+        )
+    _report_all(result, as_json, warned=not quiet)
 
 
 def show(
@@ -128,12 +168,11 @@ def show(
     """Print the result of a run, comparison or sweep, or how far it got."""
     from personafl import api
     from personafl.recipe.sweep import SWEEP_FILE
-    from personafl.storage.rundir import resume_command
 
     if (path / SWEEP_FILE).exists():
         show_sweep(path, as_json)
         return
-    rows, unfinished = api.rows_of(path)
+    rows, unfinished, failed = api.rows_of(path)
     for child, done, rounds in unfinished:
         if done:
             note(f"{child}: {done} of {rounds} rounds done")
@@ -141,8 +180,8 @@ def show(
         waiting = sum(not done for _, done, _ in unfinished)
         begun = f"{waiting} of its runs not begun; " if waiting else ""
         note(f"{path}: unfinished; {begun}continue with: {resume_command(path)}")
-    if rows or as_json:
-        _report(path, rows, as_json, details)
+    if rows or failed or as_json:
+        _report(path, rows, as_json, details, failed)
 
 
 def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractContextManager[None]:
@@ -158,21 +197,50 @@ def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractC
     return connected(address)
 
 
-def _report_all(result: Any, as_json: bool) -> None:
-    """Print what a run or comparison found; then fail if part of it diverged."""
-    _report(result.path, result.rows, as_json)
-    if failures := getattr(result, "failures", ()):
-        raise Diverged(f"{len(failures)} of its runs diverged: {'; '.join(failures)}")
+def _report_all(result: Any, as_json: bool, warned: bool) -> None:
+    """Print what a run or comparison found; then fail if part of it did."""
+    failed = getattr(result, "failures", ())
+    _report(result.path, result.rows, as_json, failed=failed, warned=warned)
+    if failed:
+        diverged = any(run.failure.diverged for run in failed)
+        remedy = "begin them anew with other values" if diverged else "mend what is wrong, and continue with"
+        command = f"{resume_command(result.path)}{' KEY=VALUE' if diverged else ''}"
+        raise Failed(f"{len(failed)} of {len(failed) + len(result.results)} runs failed; {remedy}: {command}")
 
 
-def _report(path: Path, rows: list[dict[str, Any]], as_json: bool, details: bool = False) -> None:
+def _report(
+    path: Path,
+    rows: list[dict[str, Any]],
+    as_json: bool,
+    details: bool = False,
+    failed: Sequence[FailedRun] = (),
+    warned: bool = False,
+) -> None:
+    """Print rows, failures and, unless the user was warned as it went, what looked wrong."""
+    from personafl import api
     from personafl.cli.tables import detail_tables, result_tables
+    from personafl.recipe.compare import read_tuned
     from personafl.storage.rundir import PAGE_FILE
 
-    tables = detail_tables(rows) if details else result_tables(rows, out.width)
-    print_found({"run": str(path), "rows": rows}, tables, as_json)
+    several = len({row["seed"] for row in rows} | {run.seed for run in failed}) > 1
+    told = [(f"{run.method} seed {run.seed}" if several else run.method, run.failure.words) for run in failed]
+    tables = detail_tables(rows) if details else result_tables(rows, out.width, told)
+    failures = [
+        {"method": run.method, "seed": run.seed, "run": str(run.path), **dataclasses.asdict(run.failure)}
+        for run in failed
+    ]
+    chosen, warnings = read_tuned(path), api.warnings_of(path)
+    also = {"tuned": {label: settings.model_dump() for label, settings in chosen.items()}} if chosen else {}
+    found = {"run": str(path), "rows": rows, "failures": failures, "warnings": warnings, **also}
+    print_found(found, tables, as_json)
     if as_json:
         return
+    for label, settings in chosen.items():
+        say(f"tuned {label}: {settings.words}")
+    for line in api.notes_of(path):
+        say(line)
+    for line in [] if warned else warnings:
+        note(f"warning: {line}")
     say(f"run directory: {path}")
     if (path / PAGE_FILE).exists():
         say(f"report: {path / PAGE_FILE}")

@@ -6,7 +6,20 @@ from typing import Annotated, Any
 import typer
 
 from personafl.cli.console import err, note, print_found
-from personafl.cli.options import Dataset, Json, Model, Out, PartitionText, Quiet, Rounds, Words, listed, parsed
+from personafl.cli.options import (
+    Dataset,
+    Json,
+    Label,
+    Model,
+    Out,
+    PartitionText,
+    Quiet,
+    Rounds,
+    User,
+    Words,
+    listed,
+    parsed,
+)
 from personafl.errors import BadInput
 
 
@@ -14,6 +27,8 @@ def sweep(
     words: Words = None,
     method: Annotated[str | None, typer.Option(metavar="NAME", help="A name (see methods).")] = None,
     dataset: Dataset = None,
+    label: Label = None,
+    user: User = None,
     partition: PartitionText = None,
     model: Model = None,
     rounds: Rounds = None,
@@ -31,7 +46,7 @@ def sweep(
     from personafl.sweep.search import sweep as search
 
     also = {"method.name": method, "sweep.trials": trials, "sweep.seeds": listed(seeds)}
-    recipe = parsed(words, dataset, partition, model, rounds, also=also)
+    recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     path = out_path or claim_name(Path("runs"), f"{recipe.name}-sweep")
     _shown(lambda listener: search(recipe, path, jobs=jobs, listener=listener), quiet, as_json)
 
@@ -41,6 +56,8 @@ def plan(
     method: Annotated[str | None, typer.Option(metavar="NAME", help="Of one run, as personafl run would do.")] = None,
     methods: Annotated[str | None, typer.Option(metavar="NAMES", help="As in fedavg,ditto,local.")] = None,
     dataset: Dataset = None,
+    label: Label = None,
+    user: User = None,
     partition: PartitionText = None,
     model: Model = None,
     rounds: Rounds = None,
@@ -59,7 +76,7 @@ def plan(
     if method is not None and (methods is not None or seeds is not None):
         raise BadInput("--method is one run; remove it, or --methods and --seeds")
     also = {"method.name": method, "compare.methods": listed(methods), "compare.seeds": listed(seeds)}
-    recipe = parsed(words, dataset, partition, model, rounds, also=also)
+    recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     if method is not None:
         recipe = recipe.alone()
     with Display(err, quiet or as_json).count("methods probed") as listener:

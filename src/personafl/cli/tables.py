@@ -2,9 +2,8 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
@@ -14,18 +13,24 @@ from personafl.core.algorithm import Problem
 from personafl.exports.export import Exported, ExportedModel
 from personafl.exports.fit import Candidate, Fit
 from personafl.exports.memory import Memory
-from personafl.report.table import MODELS, amount, has_words, legend, lines, mean, percent, titled, titles
+from personafl.report.table import MODELS, amount, grid, has_words, legend, lines, mean, percent, titled, titles
 
 Row = dict[str, Any]
 _TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits")  # titles of columns that are no numbers
 
 
-def result_tables(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
-    """Yield a table per group of clients, methods × models with mean ± std over seeds, that fits `width`; a legend."""
+def result_tables(rows: Sequence[Row], width: int, failed: Sequence[tuple[str, str]] = ()) -> Iterator[RenderableType]:
+    """Yield a table per group of clients, methods × models with mean ± std over seeds, that fits `width`; a legend.
+
+    `failed` are runs without a result and why: lines of the first table.
+    """
     for title, part in titled(rows):
         yield Text(title, style="bold")
         yield _fitting(part, width)
+        yield from _failed_lines(failed)
+        failed = ()
         yield ""
+    yield from _failed_lines(failed)
     if rows:
         yield Text("\n".join(f"{column}: {words}" for column, words in legend(rows)), style="dim")
 
@@ -157,12 +162,17 @@ def _fitting(rows: Sequence[Row], width: int) -> Table:
     return table
 
 
+def _failed_lines(failed: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+    """Yield what stands in place of numbers: a table of its own, for no cell is as wide as a reason."""
+    if failed:
+        table = Table.grid(padding=(0, 2))
+        for name, words in failed:
+            table.add_row(name, Text(words, "red"))
+        yield table
+
+
 def _empty_table(padding: int, *titles: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding), collapse_padding=True)
-    for title in titles:
-        side: Literal["left", "right"] = "left" if title in _TEXT else "right"
-        table.add_column(title, justify=side, vertical="bottom", overflow="fold")
-    return table
+    return grid(*titles, texts=_TEXT, padding=padding, vertical="bottom", overflow="fold")
 
 
 def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:

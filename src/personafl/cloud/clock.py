@@ -13,17 +13,17 @@ every method under one seed, and are played again from the beginning when a run 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from personafl.cloud.protocol import Coordinator, Isolate, Mix, Ready, Start
 from personafl.cloud.topology import Topology
 from personafl.core import rng
 from personafl.data.federated import Clients
+from personafl.latency.laws import Law
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,6 @@ class Aggregation:
     time: float
     members: tuple[Turn, ...]
     isolated: tuple[Turn, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a journal has it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Aggregation:
-        """Read it from a journal."""
-
-        def turns(entries: list[dict[str, Any]]) -> tuple[Turn, ...]:
-            return tuple(Turn(**{**entry, "devices": tuple(entry["devices"])}) for entry in entries)
-
-        return cls(values["number"], values["time"], turns(values["members"]), turns(values["isolated"]))
 
 
 Phase = Callable[[int, int], tuple[Clients, float]]  # (server, round) -> its active devices, and how long they take
@@ -88,13 +75,6 @@ def play(coordinator: Coordinator, phase: Phase) -> Iterator[Aggregation]:
                     members = tuple(waiting.pop(member) for member in event.members)
                     yield Aggregation(event.round, now, members, tuple(isolated))
                     isolated.clear()
-
-
-class Law(Protocol):
-    """How long something takes."""
-
-    def quantile(self, share: ArrayLike) -> NDArray[np.float64]:
-        """Return the time that a share of all stays below."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from personafl.core import tree, wire
 from personafl.core.batches import Batches, Data, Steps
-from personafl.core.losses import correct
+from personafl.core.losses import Loss, MeanLoss, correct
 from personafl.core.net import Net
-from personafl.core.objective import Loss, MeanLoss
 from personafl.core.seam import replaceable
 from personafl.core.shape import DataShape
 from personafl.core.split import Split

@@ -5,13 +5,16 @@ whose alignment with the input is unknown: class 0 is the blank, and every frame
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from personafl.core.batches import Batch
+from personafl.core.net import Net
 from personafl.core.seam import replaceable
+from personafl.core.tree import Params
 
 BLANK = 0
 # log 0 in CTC's recursion: finite, so that the gradient of log-sum-exp over unreachable states is not 0/0.
@@ -27,6 +30,20 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     labels = targets if targets.ndim == 1 else targets.clamp(min=0)
     losses = functional.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none").reshape(labels.shape)
     return losses if targets.ndim == 1 else mean_of_valid(losses, targets >= 0)
+
+
+@replaceable
+def divergence(teacher: Tensor, pupil: Tensor) -> Tensor:
+    """Return KL(softmax(teacher) ‖ softmax(pupil)) per sample [batch], of scores [batch, …, classes]."""
+    log_p, log_q = functional.log_softmax(teacher, -1), functional.log_softmax(pupil, -1)
+    entries = (log_p.exp() * (log_p - log_q)).sum(-1)  # [batch, …]
+    return entries.reshape(len(entries), -1).mean(-1)
+
+
+@replaceable
+def mean_of_real(values: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of values [batch] of the real samples; 0 when there are none."""
+    return torch.where(batch.real, values, 0.0).sum() / batch.real.sum().clamp(min=1)
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -156,3 +173,24 @@ TASKS = {
         Task("ctc", ctc_loss, ctc_correct, word_edits),  # outputs [batch, frames, classes], targets [batch, length]
     )
 }
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [batch, …], targets [batch, …]) -> losses [batch]
+
+
+@dataclass(frozen=True, eq=False)
+class MeanLoss:
+    """f(w; B), the mean of a network's losses over the real samples of a batch; or of its other parameters, some fixed.
+
+    A function like any other. Training that sees it is one of these knows what it computes, and may do so cheaper.
+    """
+
+    net: Net
+    loss: Loss
+    fixed: Params = field(default_factory=dict)
+
+    @replaceable
+    def __call__(self, params: Params, batch: Batch) -> Tensor:
+        """Return f."""
+        losses = self.loss(self.net.apply(self.fixed | params, batch.x, batch.real, batch.key), batch.y)
+        return mean_of_real(losses, batch)

@@ -199,11 +199,22 @@ def by_block(blocks: Mapping[str, Optimizer], block_of: Callable[[str], str | No
     return Optimizer(init, update, look, linear=all(block.linear for block in blocks.values()), each=each)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sgd:
-    """SGD: clip, then weight decay, then momentum, then the learning rate of the round."""
+class _Rated:
+    """What has a learning rate in each round."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
+    lr: float
+    schedule: Schedule
+
+    def rate(self, round_: Tensor) -> Tensor:
+        """Return the learning rate of one round."""
+        return self.lr * self.schedule(round_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(_Rated):
+    """SGD: clip, then weight decay, then momentum, then the learning rate of the round."""
+
     optimizer: Literal["sgd"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
@@ -211,10 +222,6 @@ class Sgd:
     weight_decay: float = 0.0
     clip: float | None = None
     schedule: Schedule = field(default_factory=Constant)
-
-    def rate(self, round_: Tensor) -> Tensor:
-        """Return the learning rate of one round."""
-        return self.lr * self.schedule(round_)
 
     def at(self, round_: Tensor) -> Optimizer:
         """Return the optimizer of one round."""
@@ -224,10 +231,9 @@ class Sgd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adaptive:
+class Adaptive(_Rated):
     """Adam, Yogi or Adagrad with the learning rate of the round."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
     optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
     lr: float = 1e-3
     b1: float = 0.9
@@ -236,10 +242,6 @@ class Adaptive:
     weight_decay: float = 0.0
     clip: float | None = None
     schedule: Schedule = field(default_factory=Constant)
-
-    def rate(self, round_: Tensor) -> Tensor:
-        """Return the learning rate of one round."""
-        return self.lr * self.schedule(round_)
 
     def at(self, round_: Tensor) -> Optimizer:
         """Return the optimizer of one round."""
@@ -252,14 +254,13 @@ class Adaptive:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accelerated:
+class Accelerated(_Rated):
     """Accelerated projected gradient: clip, then weight decay, then the learning rate of the round, from y.
 
     y = x + momentum·(x − previous x), where the gradient is taken too; x = Π(y − rate·∇f(y)) with Π onto [−box, box] in
     every coordinate, None: everywhere. The previous x of the first step is the start.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
     optimizer: Literal["accelerated"] = "accelerated"
     lr: float = 0.1
     momentum: float = 0.9
@@ -267,10 +268,6 @@ class Accelerated:
     weight_decay: float = 0.0
     clip: float | None = None
     schedule: Schedule = field(default_factory=Constant)
-
-    def rate(self, round_: Tensor) -> Tensor:
-        """Return the learning rate of one round."""
-        return self.lr * self.schedule(round_)
 
     def at(self, round_: Tensor) -> Optimizer:
         """Return the optimizer of one round."""

@@ -101,11 +101,6 @@ def take(stacked: T, index: int) -> T:
     return map(lambda leaf: leaf[index].clone(), stacked)
 
 
-def select(stacked: T, rows: Tensor | slice) -> T:
-    """Return several entries of a stacked tree, still stacked."""
-    return map(lambda leaf: leaf[rows], stacked)
-
-
 def flatten(tree: Tree) -> dict[str, Tensor]:
     """Return {path: tensor}; a path joins dict keys, field names and positions with '/'."""
     entries = pytree.tree_leaves_with_path(tree)

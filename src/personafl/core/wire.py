@@ -163,12 +163,7 @@ class Quantized(NamedTuple):
         return whole and bool((self.unpacked() < len(self.centers)).all())
 
 
-_FORMS: dict[str, type[Factored] | type[Sparse] | type[Masked] | type[Quantized]] = {
-    "factored": Factored,
-    "sparse": Sparse,
-    "masked": Masked,
-    "quantized": Quantized,
-}
+_FORMS = {form.__name__.lower(): form for form in (Factored, Sparse, Masked, Quantized)}
 
 
 def is_form(node: object) -> bool:

@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.rng import numpy_generator
+from personafl.core.split import listed
 from personafl.data import config as kinds
 from personafl.data import partition
 from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData, Numbered, Ragged, make_federated
 from personafl.data.holdout import deal_like, hold_out, hold_out_last
-from personafl.data.sources import Dataset, TextOptions, load_dataset
+from personafl.data.sources import Dataset, load_dataset
 from personafl.data.spelling import spelled
 from personafl.errors import BadInput
 
@@ -30,7 +31,7 @@ class _Clients:
 
 def load(config: DataConfig, seed: int) -> FederatedData:
     """Load the source that the config names and deal it to clients; the same config and seed give the same bits."""
-    dataset = load_dataset(config.source, TextOptions(config.length, config.vocabulary, config.unit))
+    dataset = load_dataset(config.source, config.reading())
     return federate(dataset, config, seed)
 
 
@@ -76,6 +77,7 @@ def federate(dataset: Dataset, config: DataConfig, seed: int) -> FederatedData:
         vocabulary=dataset.vocabulary,
         notes=clients.notes,
         task="ctc" if config.target == "spelling" else None,
+        reading=dataset.reading,
     )
 
 
@@ -89,7 +91,9 @@ def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) 
     groups, members = partition.by_users(dataset.user[rows], how.merge, numpy_generator(seed, "merge users"))
     large = np.flatnonzero(groups.sizes >= config.min_samples)
     if len(large) < len(groups):
-        notes += (f"{len(groups) - len(large)} clients with fewer than {config.min_samples} samples left out",)
+        small = np.flatnonzero(groups.sizes < config.min_samples)
+        left_out = listed(["+".join(dataset.user_names[user] for user in members[client]) for client in small])
+        notes += (f"{len(small)} clients with fewer than {config.min_samples} samples left out: {left_out}",)
     if how.clients is not None:
         if how.clients > len(large):
             raise BadInput(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from personafl.core.reading import Reading
 from personafl.options import Positive, Strict, short_form
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -69,15 +70,18 @@ PARTITIONS: dict[str, type[Strict]] = {
 
 
 class Moments(Strict):
-    """Mean and standard deviation of each channel, to normalise images with."""
+    """Mean and standard deviation of each channel, or feature of a table, to standardise inputs with."""
 
     mean: tuple[float, ...]
     std: tuple[Annotated[float, Field(gt=0)], ...]
+    clip: Annotated[float, Field(gt=0)] | None = None  # standardised inputs are brought to within ±clip; None: are not
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Moments:
         if len(self.mean) != len(self.std):
-            raise ValueError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; give one each per channel")
+            raise ValueError(
+                f"mean has {len(self.mean)} numbers and std {len(self.std)}; give one of each per channel or feature"
+            )
         return self
 
 
@@ -92,6 +96,15 @@ class DataConfig(Strict):
     """Which data, and how clients share them."""
 
     source: str = "digits"  # a name (see `personafl datasets`), a path, or hf:NAME
+    label: str | None = None  # column of a table that is to be predicted; None: one called label, y, target, …
+    user: str | None = None  # column that says whose a row is; None: one called user, user_id, client_id, …
+    split: str | None = None  # column that marks test rows: train/test or 0/1; None: one called split
+    features: tuple[str, ...] | None = None  # columns of a table that are inputs, in this order; None: all others
+    drop: tuple[str, ...] = ()  # columns that are not
+    categories: dict[str, tuple[str, ...]] | None = None  # values of text columns; None: those that the file has
+    missing: Literal["error", "mean"] | dict[str, float] = "error"  # or fill gaps with these numbers
+    classes: Annotated[tuple[str, ...], Field(min_length=2)] | None = None  # names in order; None: those in the data
+    size: Positive | None = None  # resize images to so many pixels square
     target: Literal["label", "spelling"] = "label"  # spelling: the letters of the label's name, for CTC
     partition: Partition | None = None  # None: users where the data name them, else dirichlet
     test: Literal["auto", "official"] | Fraction = "auto"
@@ -101,8 +114,20 @@ class DataConfig(Strict):
     vocabulary: Annotated[int, Field(ge=2)] = 10_000  # word numbers; 0 is padding or a rare word
     unit: Literal["character", "word"] = "character"  # what a next-token task predicts
     min_samples: Positive = 2  # per client; smaller users are left out
-    normalize: Literal["none", "channel"] | Moments = "none"  # channel: by each channel's training data; or by these
+    normalize: Literal["auto", "none", "channel"] | Moments = "auto"  # see `inputs`; or by these numbers
     augment: Augmentation | None = None  # of training images; None: they are seen as they are
+
+    @model_validator(mode="after")
+    def _each_once(self) -> DataConfig:
+        for key in ("classes", "features"):
+            names = getattr(self, key) or ()
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"{key} has {twice[0]!r} twice; give each once")
+        return self
+
+    def reading(self) -> Reading:
+        """Return how the source is read."""
+        return Reading(**self.model_dump(include=set(Reading.model_fields)))
 
 
 def parse_partition(text: str) -> dict[str, Any]:

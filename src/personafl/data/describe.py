@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from personafl.core.split import listed
+from personafl.data.advice import advice, inputs_line
+from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData
 
 Reals = NDArray[np.float64]
@@ -26,10 +29,10 @@ class _Shares:
     top: float  # the share drawn darkest: the largest one rounded up, at least twice that of a uniform mix
 
 
-def describe(data: FederatedData, console: Console) -> None:
-    """Print what the data are and who holds which classes."""
-    console.print(_summary(data))
-    for note in data.notes:
+def describe(data: FederatedData, console: Console, config: DataConfig) -> None:
+    """Print what the data are, what to know of them, and who holds which classes."""
+    console.print(_summary(data, config))
+    for note in (*data.notes, *advice(data, config)):
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
     columns = max(10, console.width - 24)
     shares = _shares(data, TERMINAL_ROWS, columns)
@@ -64,7 +67,7 @@ def sketch(data: FederatedData, rows: int = 60, columns: int = 50) -> dict[str, 
     }
 
 
-def _summary(data: FederatedData) -> Table:
+def _summary(data: FederatedData, config: DataConfig) -> Table:
     sizes = data.train.sizes
     kind = "tokens" if data.vocabulary else "×".join(str(n) for n in data.x.shape[1:])
     used = sum(len(data.rows(split).flat) for split in ("train", "validation", "test"))
@@ -74,7 +77,8 @@ def _summary(data: FederatedData) -> Table:
     rows = {
         "data": f"{data.name}, {len(data.x):,} samples of {kind}, {used:,} dealt",
         "clients": f"{data.clients:,} ({len(data.seen):,} seen, {len(data.unseen):,} unseen)",
-        "classes": f"{data.classes:,}",
+        "classes": f"{data.classes:,}" + (f" ({listed(data.reading.classes)})" if data.reading.classes else ""),
+        "inputs": inputs_line(data, config),
         "train": f"{sizes.sum():,}, per client min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}",
         "validation": f"{len(data.validation.flat):,}",
         "test": f"{len(data.test.flat):,}",

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core.augment import UNCHANGED, Augment
+from personafl.core.reading import AS_FOUND, Reading
 from personafl.core.shape import DataShape, TaskName
 from personafl.core.split import listed
 from personafl.data.config import Moments
@@ -142,6 +143,7 @@ class FederatedData:
     fingerprint: str  # sha256 of x, y and every index array
     task: TaskName  # what y means: one label, the next token at each place, or a sequence without alignment (0: blank)
     vocabulary: int | None = None  # tokens of x lie in [0, vocabulary); None where x is not tokens
+    reading: Reading = AS_FOUND  # how another file is read alike
     notes: tuple[str, ...] = ()  # what the split left out, one sentence each
     moments: Moments | None = None  # by which x was normalised; None: it was not
     augment: Augment = UNCHANGED  # what training does to x, each time it sees it
@@ -151,6 +153,11 @@ class FederatedData:
     def device(self) -> torch.device:
         """Where samples are computed with."""
         return self.x.device if self.window is None else self.window.x.device
+
+    @property
+    def axis(self) -> str:
+        """What axis 1 of x is: "channel" of images and series, or "feature" of tables."""
+        return "channel" if self.x.ndim > 2 else "feature"
 
     @property
     def clients(self) -> int:

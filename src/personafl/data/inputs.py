@@ -1,16 +1,17 @@
-"""What networks see of samples: normalised by moments of the training data, and in training augmented.
+"""What networks see of samples: standardised by moments of the training data, and in training augmented.
 
-With `normalize = "channel"` an image's channel c becomes (x_c − mean_c) / std_c. The moments are those of all pixels of
-the training data of clients that train, m = Σx/n and s² = Σx²/n − m², from sums that clients can add up. Validation and
-test data, newcomers and exported models are given the same numbers. A black pixel beyond an image's edge, which
-augmentation shows, is normalised as all others are.
+Channel c of an image [channels, height, width] or a series [channels, time], or feature c of a row [features], becomes
+(x_c − mean_c) / std_c. With `normalize = "auto"` the moments are those of the training data of clients that train,
+from sums that clients can add up; a feature that never changes is only centred, and what is more than 10 standard
+deviations away is brought to 10, so that a rare feature (a one in ten thousand zeros is 100 deviations away) does not
+outweigh all others. Tokens stay as they are. `"channel"` is the same for images alone, and cuts nothing off. Validation
+and test data, newcomers and exported models are given the same numbers. A black pixel beyond an image's edge, which
+augmentation shows, is standardised as all others are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,59 +21,20 @@ from personafl.data.config import DataConfig, Moments
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 
-_ROWS = 1024  # of samples that are added up at a time
 
-
-class Sums(NamedTuple):
-    """What the moments of pixels come from; those of several clients are joined by adding."""
-
-    pixels: int  # in a channel
-    total: Tensor  # [channels] float64
-    squares: Tensor  # [channels] float64
-
-    @classmethod
-    def of(cls, images: Tensor) -> Sums:
-        """Add up images [samples, channels, height, width]."""
-        values, axes = images.to(torch.float64), (0, 2, 3)
-        return cls(values.numel() // values.shape[1], values.sum(axes), values.square().sum(axes))
-
-    def joined(self, other: Sums) -> Sums:
-        """Return those of both."""
-        return Sums(self.pixels + other.pixels, self.total + other.total, self.squares + other.squares)
-
-    def moments(self) -> Moments:
-        """Return mean and standard deviation; a channel that is the same everywhere is only centred."""
-        mean = self.total / self.pixels
-        std = (self.squares / self.pixels - mean.square()).clamp(min=0).sqrt()
-        return Moments(mean=tuple(mean.tolist()), std=tuple(torch.where(std > 1e-6, std, 1.0).tolist()))
-
-
-def moments_of(data: FederatedData) -> Moments:
-    """Return the moments of the training data of clients that train."""
-    _check_images(data, "normalize")
-    rows = torch.from_numpy(data.train.of(data.seen))
-    parts = (Sums.of(data.x[part]) for part in torch.split(rows, _ROWS))
-    return functools.reduce(Sums.joined, parts).moments()
-
-
-def normalized(images: Tensor, moments: Moments) -> Tensor:
-    """Return (images − mean) / std, per channel: axis 1."""
-    mean, std = (torch.tensor(values, dtype=images.dtype).reshape(-1, 1, 1) for values in (moments.mean, moments.std))
-    return (images - mean).div_(std)
+def normalized(x: Tensor, moments: Moments) -> Tensor:
+    """Return (x − mean) / std, per channel: axis 1; no further from 0 than the moments say."""
+    shape = (-1, *[1] * (x.ndim - 2))
+    mean, std = (torch.tensor(values, dtype=x.dtype).reshape(shape) for values in (moments.mean, moments.std))
+    z = (x - mean).div_(std)
+    return z if moments.clip is None else z.clamp_(-moments.clip, moments.clip)
 
 
 def as_seen(data: FederatedData, config: DataConfig, dtype: torch.dtype) -> FederatedData:
     """Return data as networks of a precision see them: as `normalize` and `augment` say, wherever the data are from."""
-    x, moments, augment = data.x, None, UNCHANGED
-    if config.normalize != "none":
-        moments = moments_of(data) if config.normalize == "channel" else config.normalize
-        _check_images(data, "normalize")
-        if len(moments.mean) != x.shape[1]:
-            raise BadInput(
-                f"data.normalize.mean: has {len(moments.mean)} numbers, and the images of {data.name} have "
-                f'{x.shape[1]} channels; give one for each, or data.normalize = "channel"'
-            )
-        x = normalized(x.to(dtype), moments)
+    x, moments, augment = data.x, moments_for(data, config), UNCHANGED
+    if moments is not None:
+        x = normalized(x.to(torch.promote_types(x.dtype, dtype)), moments).to(dtype)
     if config.augment is not None:
         _check_images(data, "augment")
         crop, shape = config.augment.crop, data.x.shape[1:]
@@ -85,6 +47,25 @@ def as_seen(data: FederatedData, config: DataConfig, dtype: torch.dtype) -> Fede
     return dataclasses.replace(data, x=x, moments=moments, augment=augment)
 
 
+def moments_for(data: FederatedData, config: DataConfig) -> Moments | None:
+    """Return by what moments inputs are standardised; None: by none."""
+    given = config.normalize
+    if given == "none" or (given == "auto" and not data.x.is_floating_point()):
+        return None
+    if isinstance(given, str):
+        from personafl.data.moments import moments_of  # here, for a device that is told its moments adds up nothing
+
+        if given == "channel":
+            _check_images(data, "normalize")
+        return moments_of(data, given)
+    if len(given.mean) != data.x.shape[1] or not data.x.is_floating_point():
+        raise BadInput(
+            f"data.normalize.mean: has {len(given.mean)} numbers, and {data.name} has {_kind(data)}; give one for each "
+            f'of {data.x.shape[1]} {data.axis}s, or data.normalize = "auto"'
+        )
+    return given
+
+
 def _black(moments: Moments, dtype: torch.dtype) -> tuple[float, ...]:
     """Return what becomes of a black pixel, to the bit."""
     black: list[float] = normalized(torch.zeros((1, len(moments.mean), 1, 1), dtype=dtype), moments).flatten().tolist()
@@ -93,7 +74,10 @@ def _black(moments: Moments, dtype: torch.dtype) -> tuple[float, ...]:
 
 def _check_images(data: FederatedData, key: str) -> None:
     if data.x.ndim != 4 or not data.x.is_floating_point():
-        kind = "texts" if data.vocabulary is not None else f"samples of shape {list(data.x.shape[1:])}"
         raise BadInput(
-            f"data.{key}: is for images [channels, height, width], and {data.name} has {kind}; remove data.{key}"
+            f"data.{key}: is for images [channels, height, width], and {data.name} has {_kind(data)}; remove data.{key}"
         )
+
+
+def _kind(data: FederatedData) -> str:
+    return "tokens" if not data.x.is_floating_point() else f"samples of shape {list(data.x.shape[1:])}"

@@ -7,7 +7,7 @@
     transport  gRPC: one method, `Exchange`, that everything goes through
 
     net/       the last four, and payload: what another machine sent is checked before it touches anything
-    server/    opening, members, history, rounds, service, server   one server
+    server/    opening, history, rounds, service, server            one server
                agreement, cloudserver, coordination, coordinator    several, and who says when they go on
     device/    datafile, training, state, device, serving           a device; it imports nothing of a server
                dealing                                              one file of data for each of them

@@ -1,10 +1,89 @@
 """Model cards: what a model file says about itself, in Markdown for people."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from personafl.models.modelfile import Card
+import torch
+
+from personafl.core import wire
+from personafl.core.net import Net
+from personafl.core.reading import AS_FOUND
+from personafl.core.split import listed
+from personafl.models.modelfile import Card, Part, bits_of, network_text
+from personafl.models.network import Network, SharedNetwork
+from personafl.recipe.recipe import Recipe
+from personafl.simulate.trainer import Learners
+
+
+class Origin(NamedTuple):
+    """What made a model: the recipe, the clients, the name of the method, and the network that all share."""
+
+    recipe: Recipe
+    learners: Learners
+    method: str
+    network: SharedNetwork
+
+    def net(self, client: int | None) -> Net:
+        """Return the network of a client's own model; None: the shared one."""
+        who = self.learners
+        return who.problems[0].net if client is None else who.problems[int(who.problem_of[client])].personal_net
+
+
+def facts_of(
+    origin: Origin,
+    client: int | None,
+    parts: tuple[Part, ...],
+    *,
+    run: str,
+    model: str,
+    whose: str | None,
+    accuracies: dict[str, float],
+) -> dict[str, str]:
+    """Return what a `Card` has of a client's model, as text; client None: of what all share."""
+    data, net, dtype = origin.learners.data, origin.net(client), origin.learners.dtype
+    shape = data.shape
+
+    def dense(kind: torch.dtype) -> int:
+        like = {name: torch.empty(shape, dtype=kind, device="meta") for name, shape in net.shapes.items()}
+        return wire.size((like,))
+
+    facts = {
+        "run": run,
+        "method": origin.method,
+        "network": network_text(_network(origin, client)),
+        "dtype": str(dtype).removeprefix("torch."),
+        "task": shape.task,
+        "input_shape": json.dumps(shape.input_shape),
+        "target_shape": json.dumps(shape.target_shape),
+        "classes": shape.classes,
+        "vocabulary": shape.vocabulary,
+        "reading": None if data.reading == AS_FOUND else data.reading.model_dump_json(exclude_defaults=True),
+        "moments": None if data.moments is None else data.moments.model_dump_json(),
+        "model": model,
+        "client": whose,
+        "parameters": wire.parameters(parts),
+        "parameters_dense": net.parameters,
+        "bytes_packed": wire.size(parts),
+        "bytes_dense": dense(dtype),
+        "bytes_fp32": dense(torch.float32),
+        "bits": bits_of(parts),
+        "test_accuracy": accuracies.get(model),
+        "accuracies": json.dumps(accuracies),
+    }
+    return {key: str(value) for key, value in facts.items() if value is not None}
+
+
+def _network(origin: Origin, client: int | None) -> Network:
+    who = origin.learners
+    if client is None or origin.net(client) is origin.net(None):
+        return origin.network
+    own = origin.recipe.devices[int(who.problem_of[client])].model
+    assert own is not None
+    return own.resolved(who.data)
+
 
 _NAMES = {
     "global": "global model",
@@ -29,7 +108,11 @@ def _facts(card: Card, files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     yield "Method", _plain(card.method)
     yield "Network", _plain(card.network.name or "the user's own")
     yield "Task", f"{card.task}, {card.classes} classes"
-    yield "Input", _input(card, card.dtype)
+    if card.reading.classes is not None:
+        yield "Classes", _plain(listed(card.reading.classes))
+    if card.reading.features is not None:
+        yield "Columns", _plain(listed(card.reading.features))
+    yield "Input", _input(card, card.dtype) + ("" if card.moments is None else ", which the model standardises itself")
     fewer = f" of {card.parameters_dense:,}" if card.parameters < card.parameters_dense else ""
     yield "Parameters", f"{card.parameters:,}{fewer}"
     yield "Weights", card.dtype if card.bits is None else f"{card.bits}-bit in quantized layers, else {card.dtype}"

@@ -17,8 +17,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.core.net import Net
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
-from personafl.exports.card import model_card
-from personafl.exports.facts import facts_of
+from personafl.exports.card import facts_of, model_card
 from personafl.exports.finished import Finished
 from personafl.exports.onnxfile import check_installed, onnx_file
 from personafl.models.cost import latency, multiply_adds

@@ -13,7 +13,7 @@ from personafl.core.net import Net
 from personafl.core.split import listed
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
-from personafl.exports.facts import Origin
+from personafl.exports.card import Origin
 from personafl.models.modelfile import Part, assembled
 from personafl.models.network import SharedNetwork
 from personafl.recipe.recipe import Recipe
@@ -94,7 +94,7 @@ def _recipe(run: Path) -> Recipe:
         inside = sorted(str(child.parent) for child in run.glob("*/recipe.toml"))
         remedy = f"export one of those in it: {listed(inside)}" if inside else "it has no recipe.toml"
         raise BadInput(f"{run}: not the directory of a run; {remedy}")
-    recipe = Recipe.read(path)
+    recipe = Recipe.kept(path)
     if not (run / "result.json").exists():
         rounds = RunDirectory(run).checkpoint().rounds
         raise BadInput(

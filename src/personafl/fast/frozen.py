@@ -12,7 +12,7 @@ to rounding.
 import torch
 
 from personafl.core.batches import Batches
-from personafl.core.objective import MeanLoss
+from personafl.core.losses import MeanLoss
 from personafl.core.tree import Params
 from personafl.fast.halves import Halves, halves_of
 from personafl.fast.layers import Layers

@@ -6,19 +6,71 @@ client's loss depends on its own parameters alone, so the gradient of the sum of
 tensors beneath `vmap`, has every client's gradient in it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import grad_and_value
 
-from personafl.core import tree
-from personafl.core.terms import Quadratic
-from personafl.core.tree import Params
+from personafl.core import descend, tree
+from personafl.core.descend import Quadratic
+from personafl.core.optim import Optimizer, chain
+from personafl.core.seam import definition
+from personafl.core.tree import Params, Tree
 from personafl.fast.layers import Factored, Layers, Scattered
 from personafl.fast.stack import Outside, Stack, stack_around, transformed
-from personafl.fast.steps import add_scaled, added, number
+
+T = TypeVar("T")
+
+
+def moved(
+    optimizer: Optimizer, gradient: Params, state: Tree, params: Params, *, owned: bool = False
+) -> tuple[Params, Tree]:
+    """Return the parameters after an optimizer's step, and its state; if they are `owned`, in their place."""
+    if optimizer.factor is not None:
+        return add_scaled(params, gradient, optimizer.factor, into=owned), state
+    if optimizer.each is not None:
+        return optimizer.each(functools.partial(moved, owned=owned), gradient, state, params)
+    if optimizer.parts:
+        *front, last = optimizer.parts
+        gradient, kept = chain(*front).update(gradient, state[:-1], params)
+        params, own = moved(last, gradient, state[-1], params, owned=owned)
+        return params, (*kept, own)
+    step, state = optimizer.update(gradient, state, params)
+    return tree.add(params, step), state
+
+
+def add_scaled(a: T, b: T, factor: float | Tensor, *, into: bool = False) -> T:
+    """Return a + factor · b, in one pass and with one rounding, laid out in memory as b is; a leaf keeps its dtype.
+
+    `into`: a's memory may be used for it.
+    """
+    rate = number(factor)
+    return tree.map(lambda x, y: added(x, y, rate, into=into), a, b)
+
+
+def added(x: Tensor, y: Tensor, factor: float | Tensor, *, into: bool = False) -> Tensor:
+    """Do so for one leaf; a factor [n] is one for each entry of the first axis."""
+    if x.stride() != y.stride():  # adding across layouts is slow: pay for it once, not at every step
+        x, into = torch.empty_like(y).copy_(x), True
+    if isinstance(factor, Tensor):
+        rates = factor.to(x.dtype).reshape((*factor.shape, *[1] * (x.ndim - factor.ndim)))
+        if not into:
+            return x.addcmul(y, rates)
+        stack = stack_around()  # vmap has no rule for addcmul_, and would run it in a loop
+        return x.addcmul_(y, rates) if stack is None else stack.call(Tensor.addcmul_, x, y, rates)
+    return x.add_(y, alpha=factor) if into else x.add(y, alpha=factor)
+
+
+def number(factor: float | Tensor) -> float | Tensor:
+    """Return a factor as a number where that costs nothing: on the CPU, and one for all of the stacked clients."""
+    if isinstance(factor, Tensor) and (factor.device.type != "cpu" or is_functorch_wrapped_tensor(factor)):
+        return factor
+    return float(factor)
+
 
 S = TypeVar("S")
 
@@ -30,8 +82,25 @@ def gradient_and_value(objective: Callable[[Params, S], Tensor], params: Params,
         gradient, value = grad_and_value(objective)(params, batch)
         return gradient, value
     tape = _taped(objective, params, batch, stack, factored=False)
-    found = {name: torch.zeros_like(tape.leaves[name]) if g is None else g for name, g in tape.dense.items()}
-    return tape.each(found)
+    return tape.each(_filled(tape.leaves, tape.dense))
+
+
+def pullback(
+    function: Callable[[Params, S], Tensor], params: Params, batch: S
+) -> tuple[Tensor, Callable[[Tensor], Params]]:
+    """Return what `core.descend.pullback` does."""
+    stack = stack_around()
+    if not _tapeable(params, stack):
+        return definition(descend.pullback)(function, params, batch)
+    leaves, value, _ = _recorded(function, params, batch, stack, factored=False)
+
+    def pull(gradient: Tensor) -> Params:
+        gradient = gradient if stack is None else stack.plain(gradient)
+        with Outside():
+            dense = torch.autograd.grad(value, list(leaves.values()), gradient, allow_unused=True)
+        return _each(stack, _filled(leaves, dict(zip(leaves, dense, strict=True))))
+
+    return _each(stack, {"": value.detach()})[""], pull
 
 
 def step(
@@ -129,26 +198,39 @@ class _Tape(NamedTuple):
 
     def each(self, values: Params) -> tuple[Params, Tensor]:
         """Return values and the objective as one client sees them."""
-        if self.stack is None:
-            return values, self.value
-        return {name: self.stack.each(value) for name, value in values.items()}, self.stack.each(self.value)
+        return _each(self.stack, values), self.value if self.stack is None else self.stack.each(self.value)
 
     def plain(self, value: Tensor) -> Tensor:
         """Return the reverse for one value."""
         return value if self.stack is None else self.stack.plain(value)
 
 
+def _each(stack: Stack | None, values: Params) -> Params:
+    return values if stack is None else {name: stack.each(value) for name, value in values.items()}
+
+
+def _filled(leaves: Params, dense: dict[str, Tensor | None]) -> Params:
+    """Return gradients, 0 where there is none."""
+    return {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in dense.items()}
+
+
+def _recorded(
+    function: Callable[[Params, S], Tensor], params: Params, batch: S, stack: Stack | None, *, factored: bool
+) -> tuple[Params, Tensor, Layers]:
+    """Return leaves for the params, and the function's value with its tape; all plain."""
+    plain = params if stack is None else {name: stack.plain(value) for name, value in params.items()}
+    with Outside():
+        leaves = {name: value.detach().requires_grad_() for name, value in plain.items()}
+    shown = _each(stack, leaves)
+    with torch.enable_grad(), Layers(stack, shown, factored=factored) as layers:
+        value = function(shown, batch)
+        return leaves, value if stack is None else stack.plain(value), layers
+
+
 def _taped(
     objective: Callable[[Params, S], Tensor], params: Params, batch: S, stack: Stack | None, *, factored: bool
 ) -> _Tape:
-    tape = _Tape(stack, {}, {}, {}, torch.empty(()))
-    plain = {name: tape.plain(value) for name, value in params.items()}
-    with Outside():
-        leaves = {name: value.detach().requires_grad_() for name, value in plain.items()}
-    shown = leaves if stack is None else {name: stack.each(leaf) for name, leaf in leaves.items()}
-    with torch.enable_grad(), Layers(stack, shown, factored=factored) as layers:
-        value = objective(shown, batch)
-        value = tape.plain(value)
+    leaves, value, layers = _recorded(objective, params, batch, stack, factored=factored)
     with Outside():
         dense: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if value.requires_grad:  # of the sum over clients: each has a say in its own value alone

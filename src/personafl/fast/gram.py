@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from personafl.core.batches import Batch, Batches, Padding, Stream
-from personafl.core.objective import MeanLoss
+from personafl.core.descend import Quadratic
+from personafl.core.losses import MeanLoss
 from personafl.core.optim import Optimizer
-from personafl.core.terms import Quadratic
 from personafl.core.tree import Params
 from personafl.fast.bfloat16 import exactly, rounding
 from personafl.fast.halves import FirstLayer, first_layer

@@ -8,8 +8,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from personafl.core import losses
 from personafl.core.batches import Batch
-from personafl.core.losses import mean_of_valid
-from personafl.core.objective import MeanLoss
+from personafl.core.losses import MeanLoss, mean_of_valid
 from personafl.core.seam import definition
 from personafl.core.tree import Params
 from personafl.fast.stack import stack_around
@@ -19,7 +18,12 @@ def mean_loss(objective: MeanLoss, params: Params, batch: Batch) -> Tensor:
     """Return what `MeanLoss` does; where all samples are known to be real, without looking at which are."""
     real = None if batch.full else batch.real
     values = objective.loss(objective.net.apply(objective.fixed | params, batch.x, real, batch.key), batch.y)
-    stack = stack_around()
+    return mean_of_real(values, batch)
+
+
+def mean_of_real(values: Tensor, batch: Batch) -> Tensor:
+    """Return what `core.losses.mean_of_real` does."""
+    real, stack = None if batch.full else batch.real, stack_around()
     if stack is not None and stack.has(values):
         return stack.call(_mean, values) if real is None else stack.call(_mean, values, real)
     return _mean(values, real)
@@ -30,6 +34,18 @@ def _mean(values: Tensor, real: Tensor | None = None) -> Tensor:
     if real is None:
         return values.mean(-1)
     return torch.where(real, values, 0.0).sum(-1) / real.sum(-1).clamp(min=1)
+
+
+def divergence(teacher: Tensor, pupil: Tensor) -> Tensor:
+    """Return what `core.losses.divergence` does."""
+    stack, entropies = stack_around(), definition(losses.divergence)
+    if stack is None or not (stack.has(teacher) and stack.has(pupil)):
+        return entropies(teacher, pupil)
+
+    def beneath(*scores: Tensor) -> Tensor:
+        return entropies(*(each.flatten(0, 1) for each in scores)).reshape(stack.clients, -1)
+
+    return stack.call(beneath, teacher, pupil)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

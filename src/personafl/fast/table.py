@@ -3,17 +3,22 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from personafl.core import algorithm, batches, descend, losses, net, objective, seam
+from personafl.core import algorithm, batches, descend, losses, net, seam
+from personafl.fast import gradient, minibatches, network, sums, training
 from personafl.fast import losses as stacked_losses
-from personafl.fast import minibatches, network, sums, training
 
 FASTER: seam.Table = {
+    descend.gradient_and_value: gradient.gradient_and_value,
+    descend.pullback: gradient.pullback,
+    descend.moved: gradient.moved,
     descend.descend: training.descend,
     descend.descent: training.descent,
     descend.descend_from: training.descend_from,
     batches.Batches.each: minibatches.each,
     net.Net.called: network.called,
-    objective.MeanLoss.__call__: stacked_losses.mean_loss,
+    losses.MeanLoss.__call__: stacked_losses.mean_loss,
+    losses.mean_of_real: stacked_losses.mean_of_real,
+    losses.divergence: stacked_losses.divergence,
     losses.cross_entropy: stacked_losses.cross_entropy,
     losses.word_edits: stacked_losses.word_edits,
     algorithm.weighted_sum: sums.weighted_sum,

@@ -12,47 +12,37 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.batches import Batches
-from personafl.core.objective import MeanLoss
+from personafl.core.descend import Quadratic
+from personafl.core.losses import MeanLoss
 from personafl.core.optim import Optimizer, chain
 from personafl.core.prox import Prox
-from personafl.core.terms import Quadratic
 from personafl.core.tree import Params, Tree
 from personafl.fast.frozen import on_features
-from personafl.fast.gradient import gradient_and_value, step
+from personafl.fast.gradient import gradient_and_value, moved, number, step
 from personafl.fast.gram import GramTraining, through_gram_matrix
 from personafl.fast.minibatches import has_gaps
 from personafl.fast.stack import differentiated
-from personafl.fast.steps import moved, number
 
 
-def descend(
-    objective: Any,
-    start: Params,
-    batches: Any,
-    optimizer: Optimizer,
-    prox: Prox | None = None,
-    term: Quadratic | None = None,
-) -> tuple[Params, Tensor]:
+def descend(*given: Any, **options: Any) -> tuple[Params, Tensor]:
     """Return what `core.descend.descend` does."""
-    params, loss, gram = _trained(objective, start, batches, optimizer, prox, term)
+    params, loss, gram = _trained(*given, **options)
     return params if gram is None else gram.weights(params), loss
 
 
-def descent(
-    objective: Any,
-    start: Params,
-    batches: Any,
-    optimizer: Optimizer,
-    prox: Prox | None = None,
-    term: Quadratic | None = None,
-) -> tuple[Params, Tensor]:
+def descent(objective: Any, start: Params, *given: Any, **options: Any) -> tuple[Params, Tensor]:
     """Return what `core.descend.descent` does."""
-    params, loss, gram = _trained(objective, start, batches, optimizer, prox, term)
+    params, loss, gram = _trained(objective, start, *given, **options)
     return tree.sub(params, start) if gram is None else gram.change(params), loss
 
 
 def _trained(
-    objective: Any, start: Params, batches: Any, optimizer: Optimizer, prox: Prox | None, term: Quadratic | None
+    objective: Any,
+    start: Params,
+    batches: Any,
+    optimizer: Optimizer,
+    prox: Prox | None = None,
+    term: Quadratic | None = None,
 ) -> tuple[Params, Tensor, GramTraining | None]:
     """Return the last x and the mean objective, or those of the same training through a Gram matrix."""
     gram = None

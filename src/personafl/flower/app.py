@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tomli_w
 
-from personafl.deploy.server.opening import deployable
+from personafl.deploy.server.opening import check_moments, deployable
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.storage.files import storage
@@ -26,6 +26,7 @@ app = client_app()
 def write_app(recipe: Recipe, out: Path) -> None:
     """Write the Flower app of a recipe to a new folder."""
     deployable(recipe)
+    check_moments(recipe, "a Flower app")
     if out.exists():
         raise BadInput(f"--out {out}: is there already; choose another folder, or remove it")
     with storage(out):

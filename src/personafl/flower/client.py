@@ -9,7 +9,6 @@ The state of each run has a folder of its own in `state`; Flower's own `context.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -19,15 +18,12 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from personafl.deploy.device.datafile import load_own
 from personafl.deploy.device.serving import keep_best
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.device.training import LocalClient
-from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.messages import Finished, Left, Said, Task
+from personafl.deploy.net.messages import Code, Finished, Left, Refused, Said, Task
 from personafl.errors import BadInput
 from personafl.flower.messages import Call, Fate, Present, Trained, has, pack, unpack
-from personafl.recipe.recipe import Recipe
 
 _RECIPE_BYTES = 2**20
 
@@ -79,25 +75,14 @@ def _answer(message: Envelope, context: Context) -> Envelope:
 def _ready(node: _NodeConfig, run: str, text: bytes) -> tuple[LocalClient, Path]:
     if len(text) > _RECIPE_BYTES:
         raise Refused(Code.TOO_LARGE, f"a recipe may have {_RECIPE_BYTES} bytes")
-    recipe = Recipe.parse(tomllib.loads(text.decode()), "the recipe of the ServerApp")
-    own = load_own(node.data, node.client, recipe)
-    folder = node.state.expanduser() / run
-    state = DeviceState(folder, run, node.client)
-    return LocalClient(recipe, own, node.client, node.profile or own.profile, state), folder
+    folder, whose = node.state.expanduser() / run, "the recipe of the ServerApp"
+    return LocalClient.opened(text, whose, node.data, node.client, node.profile, folder, run), folder
 
 
 def _joined(client: LocalClient) -> Said:
-    data, pending = client.side.learners.data, client.state.pending
-    join = Present(
-        number=client.number,
-        samples=client.samples,
-        input_shape=list(data.x.shape[1:]),
-        classes=data.classes,
-        profile=client.profile,
-        returning=client.number in client.state,
-        pending=pending.round if pending is not None and pending.state else None,
-    )
-    return Said(join)
+    known, pending = client.number in client.state, client.state.pending
+    waiting = pending.round if pending is not None and pending.state else None
+    return Said(Present(number=client.number, returning=known, pending=waiting, **client.hello))
 
 
 def _settle(state: DeviceState, fate: Fate) -> None:

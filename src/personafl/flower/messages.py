@@ -10,8 +10,7 @@ from typing import Annotated, TypeVar
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import Field
 
-from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.messages import Count, Hello, Message, Said, Update, header, parse
+from personafl.deploy.net.messages import Code, Count, Hello, Message, Refused, Said, Update, header, parse
 
 M = TypeVar("M", bound=Message)
 

@@ -17,9 +17,8 @@ from flwr.app import Context, RecordDict
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid, ServerApp
 
-from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Finished, Left, Said, Task
+from personafl.deploy.net.messages import Code, Finished, Left, Refused, Said, Task
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import Event
 from personafl.errors import BadInput

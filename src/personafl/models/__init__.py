@@ -35,6 +35,7 @@ _HOMES = {
     "linear": "zoo.linear",
     "mlp": "zoo.mlp",
     "cnn": "zoo.cnn",
+    "cnn1d": "zoo.cnn1d",
     "lenet": "convolutional.lenet",
     "cnn1": "convolutional.cnn1",
     "cnn2": "convolutional.cnn2",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from personafl.core import wire
 from personafl.core.net import Net
+from personafl.core.reading import AS_FOUND, Reading
 from personafl.core.shape import DataShape
 from personafl.core.split import listed
 from personafl.core.tree import Params
@@ -66,6 +67,7 @@ class Card(DataShape):
     dtype: Literal["float32", "float64"] = "float32"  # of its weights and inputs
     input_shape: Json[tuple[Positive, ...]]
     target_shape: Json[tuple[Positive, ...]]
+    reading: Json[Reading] = AS_FOUND  # how its data were read, and the names of classes
     moments: Json[Moments] | None = None  # by which its network normalises inputs; None: it does not
     parameters: int  # numbers that are stored
     parameters_dense: int
@@ -150,7 +152,7 @@ def compacted(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 class Normalized(nn.Module):
-    """x ↦ network((x − mean) / std), per channel: a network that was trained on normalised images, for plain ones."""
+    """x ↦ network((x − mean) / std), per channel or feature: a network for inputs in the units of the data."""
 
     def __init__(self, network: nn.Module, moments: Moments) -> None:
         super().__init__()
@@ -174,7 +176,7 @@ def assembled(
     module = net.module().cpu().to(kind).eval()
     weights = total if dense else total | low_rank(parts)
     module = factorize(module, weights, example.to(kind) if example.is_floating_point() else example)
-    return module if moments is None else Normalized(module, moments)
+    return module if moments is None else Normalized(module, moments).eval()
 
 
 def low_rank(parts: Sequence[Part]) -> dict[str, wire.Factored]:

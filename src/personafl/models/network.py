@@ -1,10 +1,12 @@
 """The record of a network: how to build it, as recipes and model files say it ("" there: an object of the user's)."""
 
-from typing import Self
+from math import ceil, log2
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from personafl.core.net import Buffers
+from personafl.core.shape import DataShape
 from personafl.data.federated import FederatedData
 from personafl.models.adapters import AdapterKind
 from personafl.options import Named, Positive
@@ -23,8 +25,11 @@ class Network(Named):
         return self
 
     def resolved(self, data: FederatedData) -> Self:
-        """Return it with the name that "auto" stands for."""
-        return self.model_copy(update={"name": default_model(data)}) if self.name == "auto" else self
+        """Return it with the name and the options that "auto" stands for; options that are given stay."""
+        if self.name != "auto":
+            return self
+        chosen = default_model(data.shape)
+        return type(self)(**{**chosen.options, **self.model_dump(exclude_unset=True), "name": chosen.name})
 
 
 class SharedNetwork(Network):
@@ -40,10 +45,25 @@ class SharedNetwork(Network):
         return Network(name=self.name, buffers=self.buffers, **self.options)
 
 
-def default_model(data: FederatedData) -> str:
-    """Return a small model that fits the data."""
-    if data.task == "ctc":
-        return "speech"
-    if data.x.is_floating_point():
-        return "mlp"
-    return "bag" if data.y.ndim == 1 else "window"
+def default_model(shape: DataShape) -> Network:
+    """Return a small network for the shape of a sample: what "auto" stands for.
+
+    Each has norms, without which convolutions hardly start under plain SGD and FedBN has no personal part, and weights
+    between its first and its last layer, which are what QuPeD quantizes.
+    """
+    if shape.task == "ctc":
+        return Network(name="speech")
+    options: dict[str, Any] = {"norm": True}
+    if shape.vocabulary is not None:
+        return (
+            Network(name="window", **options)
+            if shape.target_shape
+            else Network(name="bag", **options | {"hidden": (64,)})
+        )
+    _, *places = shape.input_shape
+    if len(places) in (1, 2) and min(places) >= 4:
+        name, few, widths = ("cnn", 8, (16, 32)) if len(places) == 2 else ("cnn1d", 16, (32, 64))
+        # Halved until few places are left, so that the layer after them is no larger for larger inputs.
+        halvings = min(max(2, ceil(log2(max(places) / few))), int(log2(min(places))))
+        return Network(name=name, **options | {"channels": (*widths, *[64] * (halvings - 2))})
+    return Network(name="mlp", **options | {"hidden": (64, 64)})

@@ -23,20 +23,7 @@ FOLDER = Path(__file__).parent
 PAPERS = ("fedalt", "fedslr", "quped", "fedbcd")
 
 SizeName = Literal["small", "paper"]
-Measure = Literal[
-    "accuracy",
-    "weighted",
-    "word-errors",
-    "hurt",
-    "hurt-training",
-    "parameters",
-    "gigabytes",
-    "last-megabytes",
-    "learning",
-    "time-to",
-    "time",
-]
-MEASURES: dict[Measure, str] = {
+MEASURES = {
     "accuracy": "accuracy in %, mean over clients",
     "weighted": "accuracy in %, clients weighted by their test samples",
     "word-errors": "word error rate in %, clients weighted by their test samples",
@@ -49,6 +36,7 @@ MEASURES: dict[Measure, str] = {
     "time-to": "virtual time until an accuracy, between scorings on a straight line",
     "time": "virtual time of all rounds",
 }
+Measure = Annotated[str, Field(pattern=f"^({'|'.join(MEASURES)})$")]
 
 
 class Dataset(Strict):
@@ -202,10 +190,6 @@ class Table(Strict):
     def runs(self) -> tuple[str, ...]:
         """The methods and variants it needs."""
         return tuple(dict.fromkeys(row.run for row in self.rows))
-
-    def row(self, name: str) -> Row:
-        """Return a line by its name."""
-        return next(row for row in self.rows if row.name == name)
 
     def parsed_claims(self) -> list[Claim]:
         """Return what the paper says of the lines."""

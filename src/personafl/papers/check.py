@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
 from personafl.errors import BadInput
@@ -16,6 +14,7 @@ from personafl.papers.preset import Preset, tables_of_setting
 from personafl.papers.settings import Line, compared, settings_of
 from personafl.papers.trial import try_start
 from personafl.recipe.recipe import Recipe
+from personafl.report.table import grid
 
 _SECTIONS = (
     "rounds",
@@ -77,12 +76,10 @@ def rendered(checked: Sequence[Checked]) -> Iterator[RenderableType]:
     for one in checked:
         yield Text(f"{one.preset.name} · {', '.join(one.preset.tables)}", style="bold")
         yield Text(one.data, style="dim")
-        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2), collapse_padding=True)
-        for title in TITLES:
-            grid.add_column(title, vertical="top", overflow="fold")
+        table = grid(*TITLES, texts=TITLES, padding=2, vertical="top", overflow="fold")
         for line in one.lines:
-            grid.add_row(*map(Text, _cells(line, _runs(line, one))), style="bold red" if line.wrong else None)
-        yield grid
+            table.add_row(*map(Text, _cells(line, _runs(line, one))), style="bold red" if line.wrong else None)
+        yield table
         yield from (Text(f"problem: {problem}", style="bold red") for problem in one.problems)
         yield ""
 

@@ -40,7 +40,8 @@ class Preset:
     @property
     def hours(self) -> float:
         """About how long it takes: the setting's time, by the number of methods."""
-        return self.setting.at(self.size).hours * len(self.runs) / len(_all_runs(self.paper, self.setting_name))
+        tables = tables_of_setting(self.paper, self.setting_name).values()
+        return self.setting.at(self.size).hours * len(self.runs) / len({run for table in tables for run in table.runs})
 
     @property
     def differs(self) -> str:
@@ -114,10 +115,6 @@ def named_by(recipe: Recipe) -> Preset | None:
 def tables_of_setting(paper: Paper, setting: str) -> dict[str, Table]:
     """Return the tables that are read from a setting's runs, by name."""
     return {name: table for name, table in paper.tables.items() if table.setting == setting}
-
-
-def _all_runs(paper: Paper, setting: str) -> set[str]:
-    return {run for table in tables_of_setting(paper, setting).values() for run in table.runs}
 
 
 def _found(needed: Dataset, folder: Path) -> Path | None:

@@ -11,12 +11,15 @@ from personafl.papers.catalog import Differs, Printed, Value
 from personafl.papers.preset import Preset
 from personafl.recipe.method import find_method
 from personafl.recipe.recipe import Recipe
+from personafl.recipe.values import flat
 
 NOT_PRINTED = "not printed"
 UNKNOWN = "data not here"  # in place of what only the data say
 _OUR_OWN = {"name", "label", "seed", "start", "compare", "evaluation", "engine", "tracking", "deploy", "sweep"}
 
 Settings = dict[str, Any]  # by key, as training.lr
+_Reason = tuple[int, str, str]  # the number of the group that has it, its key, why
+_Found = tuple[str, Value]  # where the paper has it, and what
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def compared(preset: Preset, settings: Mapping[str, Settings]) -> tuple[list[Lin
             found = _printed(printed, key, run, settings)
             if found is None and not (key in own and key in given):
                 continue
-            cells[run] = _cell(own.get(key), found, _reason(differing, key, run, used), used)
+            cells[run] = _cell(own.get(key), found, _reason(differing, key, run), used)
         lines += _joined(key, cells, len(settings))
     stale = [
         f"{key} is said to differ from the paper, and does not: {why}"
@@ -61,29 +64,16 @@ def compared(preset: Preset, settings: Mapping[str, Settings]) -> tuple[list[Lin
     return lines, stale
 
 
-@dataclass(frozen=True)
-class _Reason:
-    group: int
-    key: str
-    why: str
-
-
-@dataclass(frozen=True)
-class _Found:
-    where: str
-    value: Value
-
-
 def _cell(ours: Any, found: _Found | None, reason: _Reason | None, used: set[tuple[int, str]]) -> tuple[Any, ...]:
     """Return ours, paper, where, why and wrong for one run."""
-    same = found is not None and (ours == UNKNOWN or _same(ours, found.value))
-    if same:
-        reason = None
-    if reason is not None:
-        used.add((reason.group, reason.key))
-    shown = NOT_PRINTED if found is None else _shown(found.value)
-    why = "" if reason is None else reason.why
-    return text_of(ours), shown, found.where if found else "", why, found is not None and not same and not why
+    where, printed = found or ("", None)
+    same = printed is not None and (ours == UNKNOWN or _equal(ours, printed.value, printed.within))
+    why = ""
+    if reason is not None and not same:
+        group, key, why = reason
+        used.add((group, key))
+    shown = NOT_PRINTED if printed is None else _shown(printed)
+    return text_of(ours), shown, where, why, printed is not None and not same and not why
 
 
 def _joined(key: str, cells: Mapping[str, tuple[Any, ...]], every: int) -> Iterator[Line]:
@@ -113,18 +103,18 @@ def _printed(groups: Sequence[Printed], key: str, run: str, settings: Mapping[st
         if key not in group.values or not group.of_run(run):
             continue
         if group.runs or key in settings[run] or not any(key in own for own in settings.values()):
-            return _Found(group.where, group.values[key])
+            return group.where, group.values[key]
     return None
 
 
-def _reason(groups: Sequence[Differs], key: str, run: str, used: set[tuple[int, str]]) -> _Reason | None:
+def _reason(groups: Sequence[Differs], key: str, run: str) -> _Reason | None:
     """Return why a key is another than the paper's: the reason with the longest key that it is below."""
-    found = None
+    found: _Reason | None = None
     for number, group in enumerate(groups):
         for above, why in group.why.items():
             covers = group.of_run(run) and f"{key}.".startswith(f"{above}.")
-            if covers and (found is None or len(above) >= len(found.key)):
-                found = _Reason(number, above, why)
+            if covers and (found is None or len(above) >= len(found[1])):
+                found = number, above, why
     return found
 
 
@@ -139,7 +129,7 @@ def _of_run(run: Recipe, whole: Recipe) -> Settings:
         values["pretrain"]["method"] = _with_defaults(build, values["pretrain"]["method"])
     else:
         values.pop("pretrain")
-    return dict(_flat(values)) | {"seeds": len(whole.compare.seeds)}
+    return _flat(values) | {"seeds": len(whole.compare.seeds)}
 
 
 def _with_defaults(build: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -153,26 +143,17 @@ def _given(preset: Preset, run: str) -> set[str]:
     variant = compare.get("variants", {}).get(run, {})
     options = compare.get("options", {}).get(variant.get("method", {}).get("name", run), {})
     common = {key: value for key, value in values.items() if key not in _OUR_OWN}
-    keys = {key for part in (common, variant, {"method": options}) for key, _ in _flat(part)}
+    keys = {key for part in (common, variant, {"method": options}) for key in _flat(part)}
     return {key for key in keys if key.partition(".")[0] not in _OUR_OWN} - {"data.source", "method.name"} | {"seeds"}
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{key}.")
-        elif value is not None and value != []:
-            yield key, value
-
-
-def _same(ours: Any, printed: Value) -> bool:
-    if printed.value is None:
-        return False
-    return _equal(ours, printed.value, printed.within)
+def _flat(values: Mapping[str, Any]) -> Settings:
+    return {key: value for key, value in flat(values) if value is not None and value != []}
 
 
 def _equal(ours: Any, paper: Any, within: float) -> bool:
+    if paper is None:
+        return False
     if isinstance(ours, int | float) and isinstance(paper, int | float) and not isinstance(ours, bool):
         return math.isclose(ours, paper, rel_tol=1e-9, abs_tol=within)
     if isinstance(ours, list | tuple) and isinstance(paper, list | tuple) and len(ours) == len(paper):

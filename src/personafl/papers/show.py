@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
 from personafl.papers.catalog import MEASURES, Paper, SizeName, Table, papers
 from personafl.papers.preset import SIZES, presets
 from personafl.papers.verdict import CONFIDENCE, Outcome, Runs, Verdict, judge, outcomes
+from personafl.report.table import grid
 
 RULE = (
     f"Differences are paired by seed. A claim holds if the one-sided {CONFIDENCE:.0%} bound of the mean difference "
@@ -61,13 +60,13 @@ def listing() -> Iterator[RenderableType]:
     """Yield all presets: what they are, and how long they take."""
     for paper in papers().values():
         yield Text(f"\n{paper.cite}", style="bold")
-        grid = _grid("preset", "what", "small", "paper", numbers=2)
-        for column in grid.columns:
-            column.vertical, column.no_wrap = "top", column.header != "what"
+        listed = grid("preset", "what", "small", "paper", texts=("preset", "what"), padding=2, vertical="top")
+        for column in listed.columns:
+            column.no_wrap = column.header != "what"
         for name, table in paper.tables.items():
             times = [_time(paper, name, size) for size in SIZES] if table.setting else ["–", "–"]
-            grid.add_row(f"{paper.key}/{name}", table.title, *times)
-        yield grid
+            listed.add_row(f"{paper.key}/{name}", table.title, *times)
+        yield listed
     yield Text(
         "\nsmall: on 2 cores; with scikit-learn's digits, or * a file of yours\n"
         "paper: on a GPU that does 10 TFLOP/s, estimated; with the paper's data\n"
@@ -81,10 +80,10 @@ def rendered(shown: Sequence[Shown]) -> Iterator[RenderableType]:
     for one in shown:
         yield Text(f"{one.name} · {one.table.title}", style="bold")
         yield Text(f"{one.paper.cite}: {one.table.where}. {_measures(one)}.", style="dim")
-        grid = _grid("", "here", "paper", numbers=2)
+        numbers = grid("", "here", "paper", texts=("",), padding=2, vertical="bottom")
         for line in one.lines:
-            grid.add_row(line.name, *_numbers(line))
-        yield grid
+            numbers.add_row(line.name, *_numbers(line))
+        yield numbers
         for verdict in one.verdicts:
             yield Text.assemble(
                 f"{verdict.text}: ", (verdict.word, _STYLE[verdict.word]), f"{_gap(verdict)}{_printed(verdict)}"
@@ -159,10 +158,3 @@ def _time(paper: Paper, name: str, size: SizeName) -> str:
     star = "*" if size == "small" and preset.setting.small.dataset != "digits" else ""
     minutes = max(1, round(60 * preset.hours))
     return f"{minutes} min{star}" if minutes < 90 else f"{round(preset.hours)} h{star}"
-
-
-def _grid(*titles: str, numbers: int = 0) -> Grid:
-    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2), collapse_padding=True)
-    for index, title in enumerate(titles):
-        grid.add_column(title, justify="right" if index >= len(titles) - numbers else "left", vertical="bottom")
-    return grid

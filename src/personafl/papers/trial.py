@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from personafl.core.net import Net
+from personafl.core.reading import Reading
 from personafl.core.shape import DataShape
 from personafl.core.split import Split
 from personafl.data.build import federate
@@ -22,7 +23,7 @@ from personafl.data.config import DataConfig
 from personafl.data.federated import FederatedData, blank
 from personafl.data.inputs import as_seen
 from personafl.data.sources import Dataset as Samples
-from personafl.data.sources import TextOptions, load_dataset
+from personafl.data.sources import load_dataset
 from personafl.errors import BadInput
 from personafl.models import make_net_and_split
 from personafl.models.network import SharedNetwork
@@ -146,12 +147,12 @@ def _dealt(config: DataConfig, seed: int) -> FederatedData:
 
 def _labels(config: DataConfig) -> tuple[Samples, tuple[int, ...], torch.dtype]:
     """Return a data set without its inputs, and their shape and kind."""
-    return _loaded(config.source, TextOptions(config.length, config.vocabulary, config.unit))
+    return _loaded(config.source, config.reading().model_dump_json())
 
 
 @functools.lru_cache(maxsize=16)
-def _loaded(source: str, options: TextOptions) -> tuple[Samples, tuple[int, ...], torch.dtype]:
-    samples = load_dataset(source, options)
+def _loaded(source: str, reading: str) -> tuple[Samples, tuple[int, ...], torch.dtype]:
+    samples = load_dataset(source, Reading.model_validate_json(reading))
     shape, kind = tuple(samples.x.shape[1:]), samples.x.dtype
     return dataclasses.replace(samples, x=torch.empty(len(samples.x), 0)), shape, kind
 

@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from personafl.plan.estimate import Plan
+from personafl.report.table import grid
 
 
 def plan_tables(plan: Plan) -> Iterator[RenderableType]:
     """Yield what each method takes, what all take together, and what to look out for."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    table.add_column("method")
-    for title in ("runs", "time\na run", "MB up\na run", "MB down\na run", "disk MB\na run", "memory\nMB"):
-        table.add_column(title, justify="right")
+    titles = ("method", "runs", "time\na run", "MB up\na run", "MB down\na run", "disk MB\na run", "memory\nMB")
+    table = grid(*titles, texts=["method"])
     for each in plan.estimates:
         sizes = (each.bytes_up, each.bytes_down, each.disk, each.memory)
         table.add_row(each.method, str(each.runs), duration(each.seconds), *(_megabytes(size) for size in sizes))

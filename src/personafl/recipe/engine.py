@@ -1,9 +1,9 @@
 """The section [engine] of a recipe."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from personafl.options import NonNegative, Positive, Strict
 
@@ -18,8 +18,10 @@ class EngineSection(Strict):
     data_mb: Positive | None = None  # for data on a GPU; more are brought there by parts. None: half of what is free
     store_mb: Positive = 1024  # for personal states kept in memory; the others are on disk
     checkpoint_seconds: NonNegative = 10.0  # at most this much work is lost in a crash; 0: every round
-    threads: Positive | None = None  # of torch; None: torch decides
-    workers: Positive | Literal["auto"] = "auto"  # processes that train, on a CPU; auto: one per core if it pays
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None  # of torch; None: torch decides
+    workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = (
+        "auto"  # processes that train, on a CPU; auto: one per core if it pays
+    )
 
     @field_validator("device")
     @classmethod

@@ -16,9 +16,8 @@ from personafl.data.config import DataConfig
 from personafl.errors import BadInput
 from personafl.models.network import SharedNetwork
 from personafl.options import Strict, explain
-from personafl.recipe.buffer import BufferSection, check_buffer
-from personafl.recipe.cloud import CloudSection, check_cloud
-from personafl.recipe.compare import CompareSection
+from personafl.recipe.cloud import BufferSection, CloudSection, check_buffer, check_cloud
+from personafl.recipe.compare import TUNING_VALIDATION, CompareSection
 from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import DeviceSection, check_devices
 from personafl.recipe.engine import EngineSection
@@ -27,7 +26,9 @@ from personafl.recipe.federation import FederationSection
 from personafl.recipe.method import MethodSection, PretrainSection, build_method
 from personafl.recipe.sweep import SweepSection, check_sweep
 from personafl.recipe.training import TrainingSection
-from personafl.recipe.values import merged, plain, read_toml, without_none
+from personafl.recipe.values import merged, nested, plain, put, read_toml, without_none
+
+_WHOLE = ("name", "label", "seed", "data", "compare", "sweep", "deploy")  # keys that no one run can change
 
 
 class Recipe(Strict):
@@ -36,7 +37,7 @@ class Recipe(Strict):
     name: str = "run"
     label: str | None = None  # what the tables call it; None: the method's name
     seed: Annotated[int, Field(ge=0)] = 0
-    rounds: Annotated[int, Field(ge=0)] = 50
+    rounds: Annotated[int, Field(ge=0, le=10**9)] = 50
     start: str | None = None  # directory of a finished run: start from its global model
     finetune: bool = False  # stage (c): after the last round every client fine-tunes its personal part
     data: DataConfig = DataConfig()
@@ -101,12 +102,20 @@ class Recipe(Strict):
         """Read and validate a recipe file."""
         return cls.parse(read_toml(path), str(path))
 
+    @classmethod
+    def kept(cls, path: Path) -> Recipe:
+        """Read a recipe of a run directory, which must be as it was when the run began."""
+        from personafl.storage.rundir import check_unchanged  # a device has no run directories
+
+        check_unchanged(path)
+        return cls.read(path)
+
     def algorithm(self) -> Algorithm:
         """Return the method with its options."""
         return build_method(self.method.name, self.method.options, self.training.build(), "method")
 
-    def for_method(self, label: str, seed: int) -> Recipe:
-        """Return the recipe of one run of a comparison; `label` is a method or a variant."""
+    def for_method(self, label: str, seed: int, tuned: Mapping[str, Any] | None = None) -> Recipe:
+        """Return the recipe of one run of a comparison; `label` is a method or a variant, `tuned` has chosen values."""
         variant = self.compare.variants.get(label, {})
         method = variant.get("method", {}).get("name", label)
         own = self.method.options if self.method.name == method else {}
@@ -114,7 +123,20 @@ class Recipe(Strict):
         base |= {"method": {"name": method, **own, **self.compare.options.get(method, {})}, "seed": seed, "compare": {}}
         base.pop("sweep", None)
         named = {"label": label} if variant else {}
-        return Recipe.parse(merged(base, variant) | named, f"compare.variants.{label}" if variant else "")
+        changes = nested(tuned or {})
+        return Recipe.parse(
+            merged(merged(base, variant), changes) | named, f"compare.variants.{label}" if variant else ""
+        )
+
+    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with some keys changed, and named by them; not with other data or another method."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        for key, value in changes.items():
+            if key.partition(".")[0] in _WHOLE or key == "method.name":
+                raise BadInput(f"{key}: is the same in all runs that are compared; begin a new run to change it")
+            put(values, key, plain(value))
+        named = ", ".join(f"{key}={value}" for key, value in changes.items())
+        return Recipe.parse({**values, "label": f"{self.label or self.method.name} ({named})"})
 
     def alone(self) -> Recipe:
         """Return the recipe as a comparison of its own method and seed alone."""
@@ -150,14 +172,20 @@ class Recipe(Strict):
         """Return the recipe with stage (a) done, in the directory of that run."""
         return self.model_copy(update={"start": str(run.resolve()), "pretrain": PretrainSection()})
 
-    def narrowed(self, methods: Sequence[str] | None, seeds: Sequence[int] | None) -> Recipe:
-        """Return the recipe with other methods and seeds to compare; None keeps the recipe's."""
+    def narrowed(self, methods: Sequence[str] | None, seeds: Sequence[int] | None, tune: int | None = None) -> Recipe:
+        """Return the recipe with other methods and seeds to compare, and trials to tune by; None keeps the recipe's."""
         values = self.compare.model_dump()
         values |= {"methods": list(methods)} if methods is not None else {}
         values |= {"seeds": list(seeds)} if seeds is not None else {}
+        values |= {"tune": tune} if tune is not None else {}
         used = {self.compare.variants.get(m, {}).get("method", {}).get("name", m) for m in values["methods"]}
         values["options"] = {name: given for name, given in self.compare.options.items() if name in used}
-        return Recipe.parse({**self.model_dump(mode="json", exclude_none=True), "compare": values})
+        base = self.model_dump(mode="json", exclude_none=True)
+        if values["tune"]:  # the runs train on what the trials did: with more data, chosen values can diverge
+            base["data"]["validation"] = base["data"]["validation"] or TUNING_VALIDATION
+            if self.pretrain.rounds:  # stage (a) is one for all, whatever learning rates are chosen
+                base["pretrain"].setdefault("training", base["training"])
+        return Recipe.parse({**base, "compare": values})
 
     def anchored(self) -> Recipe:
         """Return the recipe with whole paths, so that the run can be resumed from any folder."""

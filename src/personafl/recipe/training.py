@@ -18,7 +18,7 @@ class TrainingSection(Strict):
     """How a client trains in a round, for every method."""
 
     optimizer: Literal["sgd", "adam", "accelerated"] = "sgd"  # accelerated: projected gradient that looks ahead
-    lr: Annotated[float, Field(gt=0)] = 0.1
+    lr: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
     box: Annotated[float, Field(gt=0)] | None = None  # of accelerated: weights stay in [−box, box]
@@ -28,7 +28,7 @@ class TrainingSection(Strict):
     least_epochs: Positive | None = None  # then: drawn for each client and round, from this many up to epochs
     steps: Positive | None = None  # or a number of minibatches
     least_steps: Positive | None = None  # then: drawn for each client and round, from this many up to steps
-    batch: Positive | Literal["all"] = 32
+    batch: Positive | Literal["all"] = 10
     schedule: Annotated[Constant | Exponential | Step | Linear, Field(discriminator="kind")] = Constant()
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Recipes as plain nested values: read from TOML, overridden from the command line, merged."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return nested values with `key.sub=value` texts applied; a value is TOML, or else plain text."""
     result: dict[str, Any] = plain(values)
+    for key, value in changes_of(overrides).items():
+        put(result, key, value)
+    return result
+
+
+def changes_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what `key.sub=value` texts say, by key."""
+    result: dict[str, Any] = {}
     for text in overrides:
         key, equals, raw = text.partition("=")
         if not equals or not all(key.split(".")):
@@ -33,7 +41,7 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
             value = tomllib.loads(f"value = {raw}")["value"]
         except tomllib.TOMLDecodeError:
             value = raw
-        put(result, key.strip(), value)
+        result[key.strip()] = value
     return result
 
 
@@ -59,6 +67,23 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise BadInput(f"{key}: {section!r} is a value here, not a section (given: {values!r})")
     values[last] = value
+
+
+def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of nested values as `key.sub`, and what each has."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values of those under `key.sub`."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        put(result, key, value)
+    return result
 
 
 def merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,14 @@ class Series:
     @property
     def points(self) -> list[tuple[float, float, float]]:
         """The points to draw: x, y and half the length of the error bar."""
-        rows = zip(self.x, self.y, self.error or [0.0] * len(self.x), strict=True)
-        return [(x, y, e) for x, y, e in rows if math.isfinite(x) and math.isfinite(y) and math.isfinite(e)]
+        return [(x, y, e) for x, y, e, _, _ in self.marks]
+
+    @property
+    def marks(self) -> list[tuple[float, float, float, str, float]]:
+        """The points to draw, what is to be said of each (nothing: its numbers), and the areas of their markers."""
+        count = len(self.x)
+        also = self.error or [0.0] * count, self.notes or [""] * count, self.areas or [1.0] * count
+        return [row for row in zip(self.x, self.y, *also, strict=True) if all(map(math.isfinite, row[:3]))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,18 +184,10 @@ def _curves(chart: Chart, frame: _Frame) -> Iterator[str]:
         yield from _band(series, number, frame) if series.band else _bars(series, number, frame)
         yield from _line(series, number, pixels)
         if series.markers:
-            points = zip(series.points, pixels, _details(series), strict=True)
-            for (x, y, error), (across, down), (note, area) in points:
+            for (x, y, error, note, area), (across, down) in zip(series.marks, pixels, strict=True):
                 spread = f" ± {error:.3g}" if series.error else ""
                 yield _marker(number, across, down, note or f"{series.label}: {x:,.4g}, {y:.4g}{spread}", area)
         yield "</g>"
-
-
-def _details(series: Series) -> Iterator[tuple[str, float]]:
-    """Yield what is to be said of each point that is drawn, nothing for its numbers, and the area of its marker."""
-    count = len(series.x)
-    rows = zip(series.x, series.y, series.notes or [""] * count, series.areas or [1.0] * count, strict=True)
-    yield from ((note, area) for x, y, note, area in rows if math.isfinite(x) and math.isfinite(y))
 
 
 def _band(series: Series, number: int, frame: _Frame) -> Iterator[str]:

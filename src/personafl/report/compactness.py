@@ -60,12 +60,12 @@ def _sparsity(runs: Sequence[Run]) -> Iterator[Figure]:
             chart = Chart(title="", x_title="round", y_title=title, series=series)
             views.append(View(chosen={"measure": name}, picture=in_two_widths(chart, f"{title}: {about}")))
     if views:
-        options = tuple((name, measures[name][0]) for name in measures)
+        words = {name: called for name, (called, _, _) in measures.items()}
         yield Figure(
             title="Sparsity of the personal models",
             caption="Means over some seen clients (20 at most) and over seeds.",
             views=views,
-            choices=(Choice(name="measure", title="show", options=options),),
+            choices=(Choice.of("measure", "show", words, views),),
         )
 
 

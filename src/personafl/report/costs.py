@@ -42,14 +42,14 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
             )
     if not views:
         return []
-    options = tuple((axis, AXES[axis][0]) for axis in AXES if any(view.chosen["axis"] == axis for view in views))
+    words = {axis: called for axis, (called, _) in AXES.items()}
     return [
         Figure(
             title="Accuracy and its costs",
             caption="Up and to the left is better. The last personal model of each method, or the global one if it has "
             "none; seen clients, means over seeds and ± their standard deviation.",
             views=views,
-            choices=(Choice(name="axis", title="against", options=options),),
+            choices=(Choice.of("axis", "against", words, views),),
         )
     ]
 

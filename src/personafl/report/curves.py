@@ -59,12 +59,7 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
         ]
     if not views:
         return []
-    shown = [name for name in measures if any(view.chosen["measure"] == name for view in views)]
-    axes = [name for name in AXES if any(view.chosen["axis"] == name for view in views)]
-    choices = (
-        Choice(name="measure", title="show", options=tuple((name, MEASURES[name]) for name in shown)),
-        Choice(name="axis", title="against", options=tuple((name, CHOICES[name]) for name in axes)),
-    )
+    choices = Choice.of("measure", "show", MEASURES, views), Choice.of("axis", "against", CHOICES, views)
     several = len({run.seed for run in runs}) > 1
     spread = " Lines are means over seeds, bands ± their standard deviation." if several else ""
     caption = f"Accuracy is the mean over seen clients on their test data; loss is that of training.{spread}"

@@ -1,6 +1,8 @@
 """Figures of the page: pictures of which a reader sees one at a time, by choices such as per round or per second."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -17,6 +19,12 @@ class Choice:
     name: str
     title: str
     options: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, name: str, title: str, words: Mapping[str, str], views: Sequence[View]) -> Choice:
+        """Return the choice between those options, in the order of `words`, that some view is seen under."""
+        seen = {view.chosen[name] for view in views}
+        return cls(name=name, title=title, options=tuple(pair for pair in words.items() if pair[0] in seen))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +50,14 @@ class Figure:
         return tuple(choice for choice in self.choices if len(choice.options) > 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of the page."""
-
-    name: str  # of its anchor
-    title: str
-    figures: Sequence[Figure]
-
-
 def in_two_widths(chart: Chart, about: str) -> Markup:
     """Return a chart drawn for a desktop and again for a phone: scaled down, its texts could not be read."""
-    return both(chart.inline(WIDE, 320.0, about), chart.inline(NARROW, 240.0, about))
+    return both(lambda width: chart.inline(width, 320.0 if width == WIDE else 240.0, about))
 
 
-def both(wide: str, narrow: str) -> Markup:
-    """Return two pictures of which the width of the page decides; they must have escaped what they show."""
-    return Markup(f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>')
+def both(drawn: Callable[[float], str]) -> Markup:
+    """Return a picture in two widths, of which that of the page decides; it must have escaped what it shows."""
+    return Markup(f'<div class="wide">{drawn(WIDE)}</div><div class="narrow">{drawn(NARROW)}</div>')
 
 
 def panels(charts: Sequence[tuple[str, str, Chart]]) -> Markup:

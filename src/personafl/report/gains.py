@@ -5,16 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
 
 from personafl.report.chart import Chart, Series
 from personafl.report.curves import by_label
-from personafl.report.figure import NARROW, WIDE, Choice, Figure, View, both, panels
+from personafl.report.figure import Choice, Figure, View, both, panels
 from personafl.report.load import Run
 from personafl.report.spread import Box, Violin, boxes, violins
-from personafl.report.table import MODELS, last_models, percent
+from personafl.report.table import last_models, percent
 
 POINTS = 300  # in a panel at most
 ALL_POINTS = 2000  # in all panels of a view, so that the page of many methods stays small
@@ -194,10 +195,8 @@ def _changes(known: Known, choice: Choice) -> Figure:
         ]
         medians = "; ".join(f"{row.label}: median {statistics.median(row.values):+.1f}" for row in rows)
         about = f"Change of accuracy by the {words}, points. {medians}"
-        pictures = (
-            violins(rows, f"{words} − global model, points of accuracy", width, about) for width in (WIDE, NARROW)
-        )
-        views.append(View(chosen={"model": model}, picture=both(*pictures)))
+        title = f"{words} − global model, points of accuracy"
+        views.append(View(chosen={"model": model}, picture=both(partial(violins, rows, title, about))))
     return Figure(
         title="How much accuracy changes",
         caption="Left of the line clients are worse off with a model of their own. A dot is a client of a seed (of "
@@ -210,15 +209,12 @@ def _changes(known: Known, choice: Choice) -> Figure:
 def spread_figures(runs: Sequence[Run]) -> list[Figure]:
     """Return how accuracy is spread over clients, with the worst decile."""
     views = []
-    options = []
-    for model in sorted(MODELS, key=lambda name: (name == "global", MODELS.index(name))):
+    for model in WORDS:
         rows = list(_boxes(runs, model))
         if rows:
             about = "; ".join(f"{row.label}: mean {row.mean:.1f} %, worst decile {row.worst:.1f} %" for row in rows)
             title = f"test accuracy of {WORDS[model]}, %"
-            pictures = (boxes(rows, title, width, about) for width in (WIDE, NARROW))
-            views.append(View(chosen={"model": model}, picture=both(*pictures)))
-            options.append((model, f"{model} model"))
+            views.append(View(chosen={"model": model}, picture=both(partial(boxes, rows, title, about))))
     if not views:
         return []
     return [
@@ -227,7 +223,7 @@ def spread_figures(runs: Sequence[Run]) -> list[Figure]:
             caption="Dot: mean of the worst decile of seen clients; diamond: mean of all; stroke: median; dark box: "
             "the middle half; light box: 80 % of clients; line: all of them. Means over seeds.",
             views=views,
-            choices=(Choice(name="model", title="model", options=tuple(options)),),
+            choices=(Choice.of("model", "model", {model: f"{model} model" for model in WORDS}, views),),
         )
     ]
 

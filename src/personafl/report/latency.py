@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from personafl.latency.waiting import Waiting
 from personafl.report.chart import Chart, Series
+from personafl.report.table import grid
 
 
 def waiting_tables(waiting: Waiting, about: str) -> Iterator[RenderableType]:
@@ -35,9 +35,7 @@ def waiting_tables(waiting: Waiting, about: str) -> Iterator[RenderableType]:
 
 def _table(waiting: Waiting, closed: bool) -> Table:
     titles = ["B", "β", "E[τ_(B)]", "r", "r simulated", "bound", *(["Weibull"] if closed else [])]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for title in [*titles, "kept", "work", "agree"]:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = grid(*titles, "kept", "work", "agree", no_wrap=True)
     for choice in waiting.choices:
         table.add_row(
             str(choice.first),

@@ -14,6 +14,8 @@ from typing import Any
 from personafl import __version__
 from personafl.errors import BadInput
 from personafl.runs.result import Result
+from personafl.runs.whole import CHANGES_FILE
+from personafl.storage.failure import Failure
 from personafl.storage.files import read_json
 from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, run_path
 
@@ -35,6 +37,7 @@ class Run:
     split: Values
     metrics: tuple[Values, ...] = ()
     result: Result | None = None
+    failure: Failure | None = None
     begun: bool = True
 
     @property
@@ -101,9 +104,11 @@ def _source(path: Path) -> Source:
 
 def _child(path: Path, recipe: Values, method: str, seed: int) -> Run:
     child = run_path(path, method, seed)
-    if child.exists():
-        return replace(_run(child), label=method)
-    return Run(path=child, label=method, seed=seed, recipe=recipe, environment={}, split={}, begun=False)
+    if (child / "recipe.toml").exists():
+        run = _run(child)
+        return run if (child / CHANGES_FILE).exists() else replace(run, label=method)
+    why = Failure.of(child)
+    return Run(path=child, label=method, seed=seed, recipe=recipe, environment={}, split={}, failure=why, begun=False)
 
 
 def _run(path: Path) -> Run:
@@ -127,6 +132,7 @@ def _run(path: Path) -> Run:
         split=split,
         metrics=tuple(RunDirectory(path).metrics()),
         result=result,
+        failure=Failure.of(path),
     )
 
 

@@ -23,7 +23,6 @@ from personafl.report.clients import client_table
 from personafl.report.compactness import form_figures
 from personafl.report.costs import cost_figures
 from personafl.report.curves import curve_figures
-from personafl.report.figure import Section
 from personafl.report.gains import gain_figures, spread_figures
 from personafl.report.load import Source, load
 from personafl.report.split import split_figures
@@ -48,10 +47,10 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
     standings = about.standings(sources, folder)
     styles, script = _asset("page.css"), _asset("page.js")
     sections = [
-        Section(name="curves", title="Learning curves", figures=curve_figures(runs)),
-        Section(name="gains", title="Who gained, who was hurt", figures=[*gain_figures(runs), *spread_figures(runs)]),
-        Section(name="costs", title="Trade-offs", figures=cost_figures(runs)),
-        Section(name="models", title="Inside the models", figures=form_figures(runs)),
+        ("curves", "Learning curves", curve_figures(runs)),
+        ("gains", "Who gained, who was hurt", [*gain_figures(runs), *spread_figures(runs)]),
+        ("costs", "Trade-offs", cost_figures(runs)),
+        ("models", "Inside the models", form_figures(runs)),
     ]
     table = client_table(runs)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -61,12 +60,15 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
         facts=list(about.facts(sources)),
         recipes=about.recipes(sources, folder),
         standings=standings,
-        unfinished=[standing for standing in standings if not standing.finished],
+        unfinished=[standing for standing in standings if not standing.finished and not standing.failed],
+        failed=[standing for standing in standings if standing.failed],
+        warnings=[f"{run.label}, seed {run.seed}: {entry['text']}" for run in runs for entry in run.events("warning")],
         resume=about.resume_commands(sources),
+        anew=about.anew_commands(sources),
         split=split_figures(runs),
         tables=[(title, titles(part), list(lines(part, " ± "))) for title, part in titled(rows)],
         legend=legend(rows) if rows else [],
-        sections=[section for section in sections if section.figures],
+        sections=[section for section in sections if section[2]],
         table=table,
         data=_embedded(table),
         live=live,

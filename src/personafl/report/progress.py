@@ -18,10 +18,16 @@ class State:
     done: int
     rounds: int
     finished: bool
+    failed: str = ""  # how; empty: it did not
     loss: float | None
     accuracy: float | None  # of the last scoring: personal if the method has one, else global
     speed: float | None  # clients trained in a second
     left: float | None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finished or bool(self.failed)
 
 
 def states(sources: Sequence[Source]) -> list[State]:
@@ -32,7 +38,7 @@ def states(sources: Sequence[Source]) -> list[State]:
 
 def overall(parts: Sequence[State]) -> float | None:
     """Return the seconds that are left of all runs together, which go one after the other."""
-    waiting = [part.left for part in parts if not part.finished]
+    waiting = [part.left for part in parts if not part.over]
     known = [left for left in waiting if left is not None]
     return sum(known) if waiting and len(known) == len(waiting) else None
 
@@ -55,6 +61,7 @@ def _state(run: Run, runs: Sequence[Run]) -> State:
         done=done,
         rounds=run.rounds,
         finished=finished,
+        failed="" if run.failure is None else "diverged" if run.failure.diverged else "failed",
         loss=trained[-1]["loss"] if trained else None,
         accuracy=_accuracy(run),
         speed=sum(entry["clients"] for entry in recent) / spent if spent else None,

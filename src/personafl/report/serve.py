@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/": ("text/html", lambda: page_of(sources, folder, live=True)),
             "/version": ("text/plain", lambda: str(changed_at(sources))),
         }
-        links = [recipe.link for recipe in recipes(sources, folder)]
+        links = [link for _, link, _ in recipes(sources, folder)]
         links += [standing.link for standing in standings(sources, folder) if standing.link]
         pages |= {f"/{link}": ("text/plain", (folder / link).read_text) for link in links}
         kind, text = pages.get(self.path, ("", None))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from personafl.data.describe import sketch
 from personafl.data.federated import FederatedData
-from personafl.report.figure import NARROW, WIDE, Figure, View, both
+from personafl.report.figure import WIDE, Figure, View, both
 from personafl.report.load import Run
 from personafl.report.svg import COLOURS, GREY, document, opened, rect, shortened, text, wide, write_svg
 
@@ -30,7 +31,7 @@ def split_figures(runs: Sequence[Run]) -> list[Figure]:
             title="Who holds which classes",
             caption=f"{picture['caption']}, seed {run.seed}: the stronger the colour, the larger the share of the "
             f"client's training labels; right: its training samples.{marked}",
-            views=[View(chosen={}, picture=both(*(_inline(picture, sizes, unseen, w, about) for w in (WIDE, NARROW))))],
+            views=[View(chosen={}, picture=both(partial(_inline, picture, sizes, unseen, about)))],
         )
     ]
 
@@ -46,7 +47,7 @@ def write_split(data: FederatedData, path: Path) -> None:
     write_svg(document(data.name, subtitle, WIDE + 48, height + 96, placed), path)
 
 
-def _inline(picture: dict[str, Any], sizes: Sequence[int], unseen: set[int], width: float, about: str) -> str:
+def _inline(picture: dict[str, Any], sizes: Sequence[int], unseen: set[int], about: str, width: float) -> str:
     parts, height = _drawn(picture, sizes, unseen, width)
     return opened(width, height, about) + "".join(parts) + "</svg>"
 

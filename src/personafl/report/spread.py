@@ -33,7 +33,7 @@ class Box:
     worst: float  # of the worst decile
 
 
-def violins(rows: Sequence[Violin], x_title: str, width: float, about: str) -> str:
+def violins(rows: Sequence[Violin], x_title: str, about: str, width: float) -> str:
     """Draw a violin and its points per row, with a line at 0: left of it is worse."""
     axis = linear_axis([0.0, *(value for row in rows for value in row.values)], _most(width))
     zero = f'<path class="zero" d="M{_place(axis, 0.0, width):.1f} 0V{len(rows) * ROW:.1f}" stroke="#8a8f98"/>'
@@ -48,7 +48,7 @@ def violins(rows: Sequence[Violin], x_title: str, width: float, about: str) -> s
     return opened(width, _height(len(rows)), about) + "".join(parts) + "</svg>"
 
 
-def boxes(rows: Sequence[Box], x_title: str, width: float, about: str) -> str:
+def boxes(rows: Sequence[Box], x_title: str, about: str, width: float) -> str:
     """Draw per row the range of clients, 80 % and the middle half of them, median, mean and worst decile."""
     axis = linear_axis([value for row in rows for value in (*row.quantiles, row.worst)], _most(width))
     parts = [*_axis(axis, len(rows), x_title, width)]

@@ -8,8 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
+from rich.table import Table
+
 Row = dict[str, Any]  # of a result
 MODELS = ("global", "personal", "tuned", "chosen")
+
+
+def grid(*titles: str, texts: Sequence[str] = (), padding: int = 1, **columns: Any) -> Table:
+    """Return an empty table for the terminal; columns are of numbers, to the right, but for `texts`."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, padding), collapse_padding=True)
+    for title in titles:
+        table.add_column(title, justify="left" if title in texts else "right", **columns)
+    return table
 
 
 @dataclass(frozen=True)

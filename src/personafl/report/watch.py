@@ -27,7 +27,7 @@ def watch(paths: Sequence[Path], console: Console, *, pause: Callable[[float], N
             parts = states(sources)
             silence, resume = time.time() - changed_at(sources), "; ".join(resume_commands(sources))
             live.update(view(parts, silence, resume, console.width), refresh=True)
-            if all(part.finished for part in parts):
+            if all(part.over for part in parts):
                 return
             pause(SECONDS)
 
@@ -46,7 +46,7 @@ def view(parts: Sequence[State], silence: float, resume: str, width: int) -> Gro
 
 def _shown(parts: Sequence[State]) -> list[State]:
     """Return as many as fit a terminal: those that are on, then those that wait, then those that are done."""
-    order = sorted(range(len(parts)), key=lambda at: (parts[at].finished, not parts[at].done, at))
+    order = sorted(range(len(parts)), key=lambda at: (parts[at].over, not parts[at].done, at))
     return [parts[at] for at in sorted(order[:MOST])]
 
 
@@ -58,7 +58,7 @@ def _line(part: State, bar: int) -> list[Text | ProgressBar | str]:
         "–" if part.accuracy is None else f"{100 * part.accuracy:.1f}%",
         "–" if part.loss is None else f"{part.loss:.3f}",
         "–" if part.speed is None else f"{part.speed:,.0f} clients/s",
-        "done" if part.finished else "–" if part.left is None else _clock(part.left),
+        part.failed or "done" if part.over else "–" if part.left is None else _clock(part.left),
     ]
     texts: list[Text | ProgressBar | str] = [Text(cell, style=style) for cell in cells]
     return [*texts[:2], ProgressBar(total=max(part.rounds, 1), completed=part.done, width=bar), *texts[2:]]
@@ -67,7 +67,9 @@ def _line(part: State, bar: int) -> list[Text | ProgressBar | str]:
 def _summary(parts: Sequence[State], silence: float, resume: str) -> str:
     done = sum(part.finished for part in parts)
     words = f"{done} of {len(parts)} run{'s' if len(parts) > 1 else ''} finished"
-    if done == len(parts):
+    if failed := sum(bool(part.failed) for part in parts):
+        words += f", {failed} failed"
+    if done + failed == len(parts):
         return words
     left = overall(parts)
     if silence > QUIET:

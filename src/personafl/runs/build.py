@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 import personafl.data.build as data_build
-from personafl.core.algorithm import Algorithm
+from personafl.core import rng, wire
+from personafl.core.algorithm import Algorithm, untrained_upload
 from personafl.data.federated import FederatedData
 from personafl.data.inputs import as_seen
 from personafl.errors import BadInput
@@ -20,8 +21,7 @@ from personafl.runs.tracking import check_tracking
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.buffered import make_buffer
 from personafl.simulate.cloud import make_cloud
-from personafl.simulate.federation import Federation
-from personafl.simulate.servers import Cloud
+from personafl.simulate.federation import Cloud, Federation
 from personafl.simulate.workers.local import on_other_machines
 
 
@@ -66,8 +66,16 @@ def prepare(
         buffer=buffer,
         workers=recipe.engine.workers if device.type == "cpu" else 1,
     )
-    federation.first_message()  # a method that needs a split says so here
+    _rehearse(federation)
     return Job(recipe, federation, objects)
+
+
+def _rehearse(federation: Federation) -> None:
+    """Have a client of each problem train no steps: a method that cannot do with its network or split says so here."""
+    down, rule = wire.dense(federation.first_message()), federation.algorithm.client
+    for problem in federation.problems:
+        state = federation.learners.cast(rule.init(problem, down, rng.generator("shape")))
+        untrained_upload(rule, problem, down, state)
 
 
 def _method(recipe: Recipe, algorithm: Algorithm | None) -> Algorithm:

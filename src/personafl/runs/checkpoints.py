@@ -2,11 +2,14 @@
 
 import dataclasses
 import time
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from personafl.core import wire
-from personafl.errors import BadInput, Diverged, Interrupted
+from personafl.errors import BadInput, Interrupted
+from personafl.runs.alarms import Alarm, Alarms
 from personafl.runs.job import Job
+from personafl.runs.listener import Listener, Note
 from personafl.runs.tracking import Tracker
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.simulator import Round, Simulation
@@ -29,15 +32,26 @@ def opened(job: Job, directory: RunDirectory, checkpoint: Checkpoint) -> tuple[S
 class Run:
     """A job under way: its simulation, its fine-tuned states, and the totals since it began."""
 
-    def __init__(self, job: Job, directory: RunDirectory, checkpoint: Checkpoint, tracker: Tracker) -> None:
+    def __init__(
+        self, job: Job, directory: RunDirectory, checkpoint: Checkpoint, tracker: Tracker, listener: Listener | None
+    ) -> None:
         self.job, self.directory, self.total, self._saved = job, directory, checkpoint, time.monotonic()
-        self._tracker = tracker
+        self._tracker, self._listener = tracker, listener
+        split = job.federation.problems[0].split is not None
+        self.alarms = Alarms(job.federation.data, split, job.recipe.rounds, directory.metrics())
         self.simulation, self.tuned = opened(job, directory, checkpoint)
 
     def record(self, entry: dict[str, Any]) -> None:
         """Write a line of metrics, here and where the recipe tracks them."""
         self.directory.record(entry)
         self._tracker.metrics(entry)
+
+    def warn(self, number: int, alarms: Iterable[Alarm]) -> None:
+        """Write down what looks wrong after a round, and tell who listens."""
+        for kind, text in alarms:
+            self.directory.record({"event": "warning", "number": number, "kind": kind, "text": text})
+            if self._listener is not None:
+                self._listener(Note(f"warning: {text}"))
 
     def add(self, done: Round | None, seconds: float) -> None:
         """Count a round, or only time."""
@@ -66,8 +80,3 @@ class Run:
         """Save and stop because the user asked for it."""
         self.save(0)
         raise Interrupted(f"stopped {when}; continue with: {resume_command(self.directory.path)}")
-
-    def kept(self, error: Diverged) -> Diverged:
-        """Return the error with what is left of the run."""
-        rounds = self.directory.checkpoint().rounds
-        return Diverged(f"{error}; the checkpoint after round {rounds} is kept in {self.directory.path}")

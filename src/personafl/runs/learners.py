@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from personafl.algorithms.uplink import compressed
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.models import make_net_and_split
 from personafl.recipe.engine import EngineSection
@@ -49,10 +49,6 @@ def make_learners(
     """Return the clients of a recipe, with data as networks see them; `kinds` says what device each has, [clients]."""
     data = placed(data, device, dtype, recipe.engine.data_mb)
     problems = make_problems(recipe, algorithm, data, model, make, device, dtype)
-    engines = tuple(_engine(recipe.engine, problem, device) for problem in problems)
+    memory, low = recipe.engine.memory_mb * 2**20, recipe.engine.dtype == "bfloat16"
+    engines = tuple(Engine.fitted(each, recipe.engine.strategy, memory, device, bfloat16=low) for each in problems)
     return Learners(algorithm.client, data, problems, kinds, engines, recipe.seed, dtype)
-
-
-def _engine(engine: EngineSection, problem: Problem, device: torch.device) -> Engine:
-    memory, low = engine.memory_mb * 2**20, engine.dtype == "bfloat16"
-    return Engine.fitted(problem, engine.strategy, memory, device, bfloat16=low)

@@ -26,10 +26,21 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Trials:
+    """What a display is told while a method's options are tuned."""
+
+    done: int
+    trials: int
+    rounds: int  # up to which they go on
+
+
+@dataclass(frozen=True)
 class Note:
-    """A line that a display prints."""
+    """A line that a display prints; of data that several runs share once."""
 
     text: str
+    shared: bool = False
 
 
-Listener = Callable[[Progress | Tuning | Note], None]
+Event = Progress | Tuning | Trials | Note
+Listener = Callable[[Event], None]

@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from personafl.core import wire
-from personafl.errors import Diverged
 from personafl.runs.checkpoints import Run
+from personafl.runs.failing import attempt
 from personafl.runs.interrupt import polite_stop
 from personafl.runs.job import Job
 from personafl.runs.listener import Listener, Note, Progress, Tuning
@@ -20,6 +20,7 @@ from personafl.runs.scoring import tune
 from personafl.runs.sizes import measure
 from personafl.runs.tracking import Tracker
 from personafl.simulate.calibrate import calibrated
+from personafl.storage.failure import FAILURE_FILE
 from personafl.storage.files import atomic_write, write_json
 from personafl.storage.rundir import Checkpoint, RunDirectory
 
@@ -28,17 +29,22 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
     """Run a job in its directory from its last checkpoint to the end, and return the result."""
     with directory.locked():
         job.check_begun(directory)
+        (directory.path / FAILURE_FILE).unlink(missing_ok=True)  # it is tried again
         checkpoint = directory.checkpoint()
         directory.rewind(checkpoint)
+        if listener is not None and not checkpoint.rounds:
+            for note in job.federation.data.notes:
+                listener(Note(f"data: {note}", shared=True))
         job = _calibrated(job, directory, checkpoint, listener)
         with contextlib.closing(Tracker(job.recipe, directory.path, directory.metrics())) as tracker:
-            run = Run(job, directory, checkpoint, tracker)
+            run = Run(job, directory, checkpoint, tracker, listener)
             try:
                 _train(run, listener)
             finally:
                 run.simulation.workers.close()
             _tune(run, listener)
-            result = _finish(run)
+            with attempt(run.directory.path, f"after round {job.recipe.rounds}"):
+                result = _finish(run)
             tracker.finish(result.rows)
         write_json(directory.path / "result.json", result.to_json())
         return result
@@ -49,7 +55,8 @@ def _calibrated(job: Job, directory: RunDirectory, checkpoint: Checkpoint, liste
     file, engine = directory.path / "engine.json", job.recipe.engine
     if engine.strategy != "auto" or (checkpoint.rounds and not file.exists()):  # begun before choices were kept
         return job
-    federation, notes = calibrated(job.federation, engine.memory_mb * 2**20, file)
+    with attempt(directory.path, "round 1"):  # clients are trained for it
+        federation, notes = calibrated(job.federation, engine.memory_mb * 2**20, file)
     if listener is not None:
         for note in notes:
             listener(Note(note))
@@ -63,16 +70,16 @@ def _train(run: Run, listener: Listener | None) -> None:
     with polite_stop() as stop:
         for number in range(begun.rounds, recipe.rounds):
             began = time.monotonic()
-            try:
+            with attempt(run.directory.path, f"round {number + 1}"):
                 done = run.simulation.step(number)
-            except Diverged as error:
-                raise run.kept(error) from error
             spent = time.monotonic() - began
             loss = done.loss if math.isfinite(done.loss) else None  # nobody took part; JSON has no NaN
             facts = {key: value for key, value in vars(done).items() if value is not None}
             run.record({"event": "round", **facts, "loss": loss, "seconds": spent})
+            run.warn(number, run.alarms.trained(number, done.loss))
             if every and (number + 1) % every == 0 and number + 1 < recipe.rounds:
-                accuracy = record_scores(run, number, done.time)
+                with attempt(run.directory.path, f"after round {number + 1}"):
+                    accuracy = record_scores(run, number, done.time)
             run.add(done, spent)
             run.save(recipe.engine.checkpoint_seconds)
             if listener is not None:
@@ -94,10 +101,8 @@ def _tune(run: Run, listener: Listener | None) -> None:
     with polite_stop() as stop:
         for _, _, chunk in simulation.groups(waiting):
             began = time.monotonic()
-            try:
+            with attempt(run.directory.path, f"after round {job.recipe.rounds}"):
                 tune(simulation, tuned, chunk, job.recipe.rounds)
-            except Diverged as error:
-                raise run.kept(error) from error
             run.add(None, time.monotonic() - began)
             run.save(job.recipe.engine.checkpoint_seconds)
             if listener is not None:
@@ -110,8 +115,9 @@ def _tune(run: Run, listener: Listener | None) -> None:
 def _finish(run: Run) -> Result:
     """Score what came out, and write all but result.json, which says that the run is done."""
     path, job, data = run.directory.path, run.job, run.job.federation.data
-    scored = score_all(run, final=True)
-    record_forms(run, run.total.rounds - 1, run.total.time)
+    scored, last = score_all(run, final=True), run.total.rounds - 1
+    run.warn(last, run.alarms.scored(last, data.seen, scored["seen"].scores) if "seen" in scored else [])
+    record_forms(run, last, run.total.time)
     members = {"seen": data.seen, "unseen": data.unseen}
     sizes = {name: measure(run.simulation, run.tuned, members[name]) for name in scored}
     shared = run.simulation.global_model(run.simulation.down())  # of several servers the mean; runs may start from it

@@ -18,17 +18,15 @@ from personafl.recipe.devices import TOLERANCE, DeviceSection
 
 def check_method(devices: Sequence[DeviceSection], algorithm: Algorithm) -> None:
     """Fail if a profile asks for what the method cannot do."""
+    asked: dict[str, tuple[str, Callable[[Algorithm], bool]]] = {
+        "model": ("trains the shared network on every client", lambda able: able.own_networks),
+        "bits": ("keeps every weight in full precision", lambda able: able.uses_bits),
+        "penalty": ("has no penalty that differs by device", lambda able: able.most_penalty is not None),
+    }
     for index, device in enumerate(devices):
-        if device.model is not None and not algorithm.own_networks:
-            what = "trains the shared network on every client"
-            raise BadInput(_refusal(algorithm, what, f"devices[{index}].model", lambda able: able.own_networks))
-        if device.bits is not None and not algorithm.uses_bits:
-            what = "keeps every weight in full precision"
-            raise BadInput(_refusal(algorithm, what, f"devices[{index}].bits", lambda able: able.uses_bits))
-        if device.penalty is not None and algorithm.most_penalty is None:
-            what = "has no penalty that differs by device"
-            refusal = _refusal(algorithm, what, f"devices[{index}].penalty", lambda able: able.most_penalty is not None)
-            raise BadInput(refusal)
+        for key, (what, can) in asked.items():
+            if getattr(device, key) is not None and not can(algorithm):
+                raise BadInput(_refusal(algorithm, what, f"devices[{index}].{key}", can))
         if device.penalty is not None and device.penalty > (algorithm.most_penalty or 0.0):
             raise BadInput(
                 f"devices[{index}].penalty: {device.penalty:g} is above {algorithm.most_penalty:g}, the most that "

@@ -47,18 +47,11 @@ def record_scores(run: Run, number: int, time: float | None) -> float:
     """Score after a round, `number`; return the accuracy of the last model: personal if there is one, else global."""
     accuracy = 0.0
     for clients, scored in score_all(run, final=False).items():
+        run.warn(number, run.alarms.scored(number, _some(run.job.federation.data.seen, run.job.recipe), scored.scores))
         for (model, split), scores in sorted(scored.scores.items()):
             summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.word_error)
-            run.record(
-                {
-                    "event": "score",
-                    **_when(number, time),
-                    **summary.facts(),
-                    "clients": clients,
-                    "model": model,
-                    "split": split,
-                }
-            )
+            whose = {"clients": clients, "model": model, "split": split}
+            run.record({"event": "score", **_when(number, time), **summary.facts(), **whose})
             accuracy = accuracy if split == "train" else summary.accuracy  # "global" sorts before "personal"
     record_forms(run, number, time)
     return accuracy

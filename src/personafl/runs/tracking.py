@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from personafl.errors import BadInput
+from personafl.recipe.values import flat
 from personafl.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -122,17 +123,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by keys as a command line has them."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """Return what decides the run."""
-    return _flat(recipe.model_dump(mode="json", exclude_none=True, exclude={"compare", "sweep", "tracking"}))
+    return dict(flat(recipe.model_dump(mode="json", exclude_none=True, exclude={"compare", "sweep", "tracking"})))
 
 
 class _TensorBoard:

@@ -17,16 +17,13 @@ import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from personafl.cloud.clock import DeviceTimes
 from personafl.core import rng
 from personafl.data.federated import Clients
-
-Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)

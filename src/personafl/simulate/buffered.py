@@ -33,7 +33,7 @@ from personafl.core.tree import Tree
 from personafl.data.federated import Clients, FederatedData
 from personafl.errors import BadInput
 from personafl.fast.table import enabled
-from personafl.recipe.buffer import BufferSection, check_size
+from personafl.recipe.cloud import BufferSection, check_size
 from personafl.simulate.buffer import Arrival, Buffer, Update
 from personafl.simulate.engine import local_steps
 from personafl.simulate.federation import Federation

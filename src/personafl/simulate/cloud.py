@@ -18,7 +18,8 @@ the clock again. What servers have not delivered when the last round ends is los
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -37,11 +38,9 @@ from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.simulate.buffered import BufferedSimulation
 from personafl.simulate.engine import local_steps
-from personafl.simulate.federation import Federation
-from personafl.simulate.servers import Cloud
+from personafl.simulate.federation import Cloud, Federation
 from personafl.simulate.serverside import ServerSide
 from personafl.simulate.simulator import Round, Simulation, Trained
-from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 
 Weights = NDArray[np.float64]
@@ -124,7 +123,7 @@ class CloudSimulation(Simulation):
             bytes_up=sum(part.bytes_up for part in done),
             ranks=ranks,
             time=event.time,
-            journal=event.to_json(),
+            journal=asdict(event),
         )
 
     def _alone(self, turn: Turn) -> Trained:
@@ -213,10 +212,3 @@ def with_own(mean: Tree, own: Tree) -> Tree:
     kept = fields_of_its_own(type(own))
     pairs = zip(own._fields, mean, own, strict=True)
     return type(own)(*(part if name in kept else with_own(mixture, part) for name, mixture, part in pairs))
-
-
-def journal(directory: RunDirectory) -> Iterator[Aggregation]:
-    """Return what happened in a run on a cloud, as its directory has it."""
-    for entry in directory.metrics():
-        if "journal" in entry:
-            yield Aggregation.from_json(entry["journal"])

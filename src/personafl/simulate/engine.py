@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batches, Data, Steps, counted_samples, counted_steps, drawn_work
+from personafl.core.batches import Batches, Data, Steps, counted_steps, drawn_work
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
@@ -74,14 +74,14 @@ class Engine:
             least = 1024  # larger stacks take hardly longer there, and vary less
         elif strategy == "graphs":
             raise BadInput(f'engine.strategy: "graphs" needs a CUDA device, not {device.type}; use "auto"')
-        alone = strategy == "sequential"
-        return cls(
-            "sequential" if alone else "stacked",
-            1 if alone else min(chunk, 1024),  # one: so there are chunks for all worker processes
-            least,
-            _graphs() if strategy == "graphs" else None,
-            bfloat16,
-        )
+        if strategy == "sequential":  # one at a time: so there are chunks for all worker processes
+            return cls("sequential", 1, least, None, bfloat16)
+        graphs = None
+        if strategy == "graphs":
+            from personafl.fast.cuda_graphs import Graphs  # for a GPU alone
+
+            graphs = Graphs()
+        return cls("stacked", min(chunk, 1024), least, graphs, bfloat16)
 
     def chunks(self, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Cut a group of clients into chunks: if they are stacked, those with the most steps first.
@@ -110,26 +110,17 @@ class Engine:
     def train_for_now(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
         """Return the same; the next call may write over it, unless it is `kept`."""
         with enabled(), rounded_products(data.examples.device) if self.bfloat16 else contextlib.nullcontext():
-            return self._trained(function, down, states, data)
+            if self.strategy == "stacked":
+                every = _for_all(function)
+                return every(down, states, data) if self.graphs is None else self.graphs.run(every, down, states, data)
+            results = [function(down, tree.take(states, row), _one(data, row)) for row in range(len(data.examples))]
+            if len(results) == 1:  # without a copy
+                return tree.map(lambda leaf: leaf.unsqueeze(0), results[0])
+            return tree.stack(results)
 
     def kept(self, results: Tree) -> Tree:
         """Return results that no later call writes over."""
         return results if self.graphs is None else tree.map(torch.clone, results)
-
-    def _trained(self, function: Callable[..., Any], down: Tree, states: Tree, data: Data) -> Tree:
-        if self.strategy == "stacked":
-            every = _for_all(function)
-            return every(down, states, data) if self.graphs is None else self.graphs.run(every, down, states, data)
-        results = [function(down, tree.take(states, row), _one(data, row)) for row in range(len(data.examples))]
-        if len(results) == 1:  # without a copy
-            return tree.map(lambda leaf: leaf.unsqueeze(0), results[0])
-        return tree.stack(results)
-
-
-def _graphs() -> Graphs:
-    from personafl.fast.cuda_graphs import Graphs  # for a GPU alone
-
-    return Graphs()
 
 
 def _for_all(function: Callable[..., Any]) -> Callable[..., Tree]:
@@ -177,27 +168,20 @@ def paces(clients: NDArray[np.int64], seed: int, round_: int) -> rng.Words:
 
 def local_steps(work: Steps, seed: int) -> Callable[[NDArray[np.int64], int], NDArray[np.int64]]:
     """Return K_i as a function of (clients, round): local steps, or epochs where training is in epochs."""
-
-    def steps(clients: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
-        return drawn_work(work, paces(clients, seed, round_))
-
-    return steps
+    return lambda clients, round_: drawn_work(work, paces(clients, seed, round_))
 
 
 def steps_of(
-    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
+    data: FederatedData,
+    clients: NDArray[np.int64],
+    phases: Mapping[str, Steps],
+    seed: int,
+    round_: int,
+    counted: Callable[[Steps, NDArray[np.int64], rng.Words], NDArray[np.int64]] = counted_steps,
 ) -> NDArray[np.int64]:
-    """Return how many steps clients take in all phases of a round."""
+    """Return how many steps clients take in all phases of a round, or what else is `counted`."""
     sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
-    return sum((counted_steps(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
-
-
-def samples_of(
-    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
-) -> NDArray[np.int64]:
-    """Return how many samples clients go through in all phases of a round; one that comes again counts again."""
-    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
-    return sum((counted_samples(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
+    return sum((counted(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
 
 
 def gather(

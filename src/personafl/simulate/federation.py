@@ -1,21 +1,63 @@
 """What a run is about: who learns what, and how."""
 
 import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from personafl.cloud.clock import Aggregation, Phases, play
+from personafl.cloud.mixing import full, matrices
+from personafl.cloud.protocol import Coordinator
+from personafl.cloud.topology import Topology
 from personafl.core import rng
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients, FederatedData
+from personafl.recipe.cloud import CloudSection
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.cohort import Sampling
 from personafl.simulate.engine import Engine
-from personafl.simulate.servers import Cloud
 from personafl.simulate.serverside import Roster, ServerSide, Weights
 from personafl.simulate.trainer import Learners
 from personafl.simulate.workers.local import Count
+
+
+def coordinator_of(section: CloudSection) -> Coordinator:
+    """Return who decides what a recipe's servers wait for."""
+    return Coordinator(section.servers, section.first or section.servers, rigorous=section.protocol == "rigorous")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """What a recipe says about servers, for the clients at hand."""
+
+    section: CloudSection
+    topology: Topology
+    steps: Callable[[Clients, int], NDArray[np.int64]]  # (devices, round) -> K_i
+    seed: int
+
+    def aggregations(self) -> Iterator[Aggregation]:
+        """Play what happens, from the beginning and without end, in virtual time."""
+        section = self.section
+        phases = Phases(
+            topology=self.topology,
+            active=section.active,
+            arrival=section.arrival,
+            step=section.step,
+            steps=self.steps,
+            seed=self.seed,
+        )
+        return play(coordinator_of(section), phases)
+
+    def mixing(self, aggregation: Aggregation) -> NDArray[np.float64]:
+        """Return how the members of an aggregation mix their models: row n is what server n's is made of."""
+        if self.section.mixing is None:
+            return full(len(aggregation.members))
+        several = matrices(self.section.mixing, self.section.servers)
+        return several[aggregation.number % len(several)]
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,58 @@ It has both halves: clients, whom it groups by problem and trains in chunks, and
 steps. It knows nothing of any method.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced, for_returning
+from personafl.core.batches import Data, counted_samples, counted_steps
 from personafl.core.tree import Tree
 from personafl.data.federated import Clients
 from personafl.simulate.clientside import ClientSide, received
 from personafl.simulate.cohort import draw_cohort, draw_offline
-from personafl.simulate.engine import samples_of, steps_of
+from personafl.simulate.engine import steps_of
 from personafl.simulate.federation import Federation
-from personafl.simulate.pipeline import Pipeline
 from personafl.simulate.serverside import ServerSide
 from personafl.simulate.trainer import Chunk, Done, StatesOnNodes
 from personafl.simulate.workers.local import WorkerFailed, cores, workers_for
 from personafl.simulate.workers.nodestore import NodeStore
 from personafl.simulate.workers.order import begun_order, in_order
 from personafl.storage.store import States, Store
+
+T = TypeVar("T")
+
+
+class Pipeline:
+    """Batches of one chunk, drawn before it is its turn. `draw` draws those of clients for a round.
+
+    A GPU's results are there before they are computed, and whoever looks at them waits. So a chunk's results are handed
+    on only when the next chunk is begun, and with the last one the next round's batches are drawn.
+    """
+
+    def __init__(self, draw: Callable[[Clients, int], Data]) -> None:
+        self._draw = draw
+        self._ready: tuple[int, Clients, Data] | None = None
+
+    def take(self, clients: Clients, number: int) -> Data | None:
+        """Return the batches of clients for a round, if they are the ones that are ready."""
+        ready, self._ready = self._ready, None
+        if ready is None or ready[0] != number or not np.array_equal(ready[1], clients):
+            return None
+        return ready[2]
+
+    def handed_on(self, results: Iterator[T], number: int, following: Callable[[], Clients | None]) -> Iterator[T]:
+        """Yield a round's results, each once the next is begun; before the last, draw for the clients who follow."""
+        for last, next_ in itertools.pairwise(itertools.chain(results, [None])):
+            if next_ is None and (clients := following()) is not None:
+                self._ready = number + 1, clients, self._draw(clients, number + 1)
+            yield last  # type: ignore[misc]
+
 
 _WAITING = 16  # chunks that may wait for an earlier one,
 _ROOM = 2**28  # and the bytes that they may take
@@ -184,8 +215,7 @@ class Simulation(ClientSide):
         if fed.workers == 1:
             return list(range(len(chunks)))
         largest = max(problem.net.parameters for problem in fed.problems)
-        phases = fed.algorithm.client.phases
-        work = [int(samples_of(fed.data, clients, phases, fed.seed, number).sum()) for _, clients in chunks]
+        work = [int(self._steps(clients, number, counted_samples).sum()) for _, clients in chunks]
         workers = cores() if fed.workers == "auto" else fed.workers
         return begun_order(work, workers, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
@@ -202,10 +232,10 @@ class Simulation(ClientSide):
         self._plan = number + 1, self._drawn[1], chunks
         return next((clients for _, clients in chunks), None)
 
-    def _steps(self, clients: Clients, number: int) -> Clients:
-        """Return how many steps clients take in a round."""
+    def _steps(self, clients: Clients, number: int, counted: Callable[..., Clients] = counted_steps) -> Clients:
+        """Return how many steps clients take in a round, or what else is `counted`."""
         fed = self.federation
-        return steps_of(fed.data, clients, fed.algorithm.client.phases, fed.seed, number)
+        return steps_of(fed.data, clients, fed.algorithm.client.phases, fed.seed, number, counted)
 
     def _bytes_down(self, cohort: Clients, message: Tree) -> int:
         """Return the bytes of a broadcast to clients, of whom newcomers are sent more."""

@@ -2,6 +2,7 @@
 
     recipe.toml       the resolved recipe
     environment.json  versions, machine, command
+    recipe.sha256     the recipe's fingerprint: one that was changed since is refused
     split.json        the data's fingerprint and sizes
     metrics.jsonl     a line per round and per scoring
     checkpoint.json   the last committed round; names the files below
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import shlex
 import shutil
@@ -26,7 +28,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from personafl.errors import BadInput
+from personafl.errors import BadInput, Busy
 from personafl.storage.files import append, atomic_write, cut, read_json, storage, sync, write_json
 
 COMPARISON_FILE = "comparison.toml"  # of a directory that has the runs of a comparison
@@ -67,6 +69,8 @@ class RunDirectory:
                 temporary.chmod(0o755)
                 for name, text in files.items():
                     atomic_write(temporary / name, text.encode())
+                    if name.endswith(".toml"):
+                        atomic_write(_fingerprint_file(temporary / name), _fingerprint(text.encode()))
                 temporary.rename(path)
                 sync(path.parent)
             except BaseException:
@@ -83,7 +87,7 @@ class RunDirectory:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise BadInput(f"{self.path}: another process is running it") from error
+                raise Busy(f"{self.path}: another process is running it") from error
             yield
 
     def checkpoint(self) -> Checkpoint:
@@ -161,6 +165,27 @@ def _renamed(entry: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in entry.items()} if entry["event"] == "score" else entry
 
 
+def check_unchanged(recipe: Path) -> None:
+    """Refuse a recipe in a run directory that is not as it was written; of old directories, one that is empty."""
+    before, remedy = _fingerprint_file(recipe), "put back the copy that the run began with, or begin a new run"
+    try:
+        text = recipe.read_bytes()
+        if not text.strip():
+            raise BadInput(f"{recipe}: is empty, and was not when the run began; {remedy}")
+        if before.exists() and before.read_bytes().strip() != _fingerprint(text):
+            raise BadInput(f"{recipe}: was changed or damaged since the run began; {remedy}")
+    except OSError as error:
+        raise BadInput(f"{recipe}: cannot be read ({error.strerror}); {remedy}") from error
+
+
+def _fingerprint_file(recipe: Path) -> Path:
+    return recipe.with_suffix(".sha256")
+
+
+def _fingerprint(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
+
+
 def run_path(comparison: Path, method: str, seed: int) -> Path:
     """Return the directory of one run of a comparison."""
     return comparison / f"{method}-seed{seed}"
@@ -176,6 +201,12 @@ def refuse_existing(path: Path) -> None:
 def resume_command(path: Path) -> str:
     """Return what continues a run, ready to be pasted into a shell."""
     return f"personafl resume {shlex.quote(str(path))}"
+
+
+def set_aside(path: Path) -> None:
+    """Give a failed run's directory another name, so that it can begin anew under its own."""
+    with storage(path):
+        path.rename(claim_name(path.parent, f"{path.name}.failed"))
 
 
 def claim_name(folder: Path, name: str) -> Path:

@@ -202,7 +202,10 @@ class Store(States):
         clients = self.clients
         places = self._places[clients]
         columns = {"clients": clients, "slabs": places["slab"].copy(), "rows": places["row"].copy()}
-        layouts = {which: _spelled(slab.layout) for which, slab in self._slabs.items()}
+        layouts = {
+            which: [(path, str(dtype).removeprefix("torch."), shape) for path, dtype, shape in slab.layout]
+            for which, slab in self._slabs.items()
+        }
         atomic_write(self._index_file(), safetensors.numpy.save(columns, {"layouts": json.dumps(layouts)}))
 
     def _open(self) -> None:
@@ -211,7 +214,10 @@ class Store(States):
             with safetensors.safe_open(path, framework="numpy") as file:
                 clients, slabs, rows = (file.get_tensor(name) for name in ("clients", "slabs", "rows"))
                 spelled = json.loads(file.metadata()["layouts"])
-            layouts = {int(which): _parsed(layout) for which, layout in spelled.items()}
+            layouts = {
+                int(which): tuple((path, getattr(torch, dtype), tuple(shape)) for path, dtype, shape in layout)
+                for which, layout in spelled.items()
+            }
         except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise _unreadable(path, error) from error
         self._reach(clients)
@@ -236,14 +242,6 @@ class Store(States):
 
     def _slab_file(self, number: int) -> Path:
         return self._directory / f"slab-{number}"
-
-
-def _spelled(layout: Layout) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(path, str(dtype).removeprefix("torch."), shape) for path, dtype, shape in layout]
-
-
-def _parsed(layout: list[Any]) -> Layout:
-    return tuple((path, getattr(torch, dtype), tuple(shape)) for path, dtype, shape in layout)
 
 
 def _unreadable(path: Path, why: object) -> BadInput:

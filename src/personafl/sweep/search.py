@@ -16,19 +16,12 @@ import csv
 import functools
 import io
 import itertools
-import multiprocessing
-import os
 import shlex
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import personafl.data.build as data_build
 from personafl.errors import BadInput, Diverged, Interrupted, StorageFailed
@@ -37,17 +30,16 @@ from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.sweep import SWEEP_FILE, space
-from personafl.recipe.values import merged, put
+from personafl.recipe.values import merged, nested
 from personafl.runs.build import prepare
 from personafl.runs.interrupt import Stop, polite_stop
-from personafl.simulate.workers.local import ending
 from personafl.storage.files import atomic_write
 from personafl.storage.rundir import RunDirectory, refuse_existing, resume_command
+from personafl.sweep.pool import cores, driven, workers
 from personafl.sweep.study import Study, Trial, check_installed
-from personafl.sweep.worker import Done, Score, Task, serve
+from personafl.sweep.worker import Done, Score, Task
 
 Listener = Callable[[Trial, int, int], None]  # a trial that ended, how many have, of how many
-_POLL = 0.2  # seconds between two looks at whether the user wants to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +113,7 @@ def load_sweep(path: Path) -> Sweep:
 
 
 def _recipe_of(path: Path) -> Recipe:
-    return Recipe.read(path / SWEEP_FILE)
+    return Recipe.kept(path / SWEEP_FILE)
 
 
 def _check(recipe: Recipe) -> None:
@@ -146,13 +138,13 @@ def _check(recipe: Recipe) -> None:
         )
     for values in (first | {part.key: value} for part in parts for value in part.examples):
         with _naming(values):
-            prepare(_trial_recipe(recipe, values, seeds[0]), data)
+            prepare(trial_recipe(recipe, values, seeds[0]), data)
     if recipe.sweep.sampler == "grid":
         lists = [part.examples for part in parts]
         for combination in itertools.product(*lists):
             values = dict(zip(first, combination, strict=True))
             with _naming(values):
-                _trial_recipe(recipe, values, seeds[0]).algorithm()
+                trial_recipe(recipe, values, seeds[0]).algorithm()
 
 
 @contextlib.contextmanager
@@ -171,14 +163,11 @@ def _seeds(recipe: Recipe) -> tuple[int, ...]:
 
 def _with_values(recipe: Recipe, values: Mapping[str, Any], **others: Any) -> Recipe:
     """Return the recipe with a trial's values and without its sweep."""
-    changes: dict[str, Any] = {}
-    for key, value in values.items():
-        put(changes, key, value)
     base = recipe.model_dump(mode="json", exclude_none=True, exclude={"sweep", *others})
-    return Recipe.parse(merged(base, changes)).model_copy(update=others)
+    return Recipe.parse(merged(base, nested(values))).model_copy(update=others)
 
 
-def _trial_recipe(recipe: Recipe, values: Mapping[str, Any], seed: int) -> Recipe:
+def trial_recipe(recipe: Recipe, values: Mapping[str, Any], seed: int) -> Recipe:
     """Return the recipe of a trial's run: one thread, validation data alone, nothing tracked."""
     own: dict[str, Any] = {
         "seed": seed,
@@ -196,9 +185,14 @@ def _search(recipe: Recipe, path: Path, jobs: int | None, listener: Listener | N
     with RunDirectory(path).locked(), polite_stop() as stop:
         study = Study(path, recipe)
         left = recipe.sweep.size - _summary(recipe, path, study).ended
-        with _workers(min(jobs or _cores(recipe), left)) as workers:
+        with workers(min(jobs or cores(recipe), left)) as ready:
             try:
-                _drive(recipe, path, study, workers, stop, listener)
+                task = functools.partial(_task, recipe, path)
+                for worker, trial, message in driven(ready, study.begun(), task, stop):
+                    if isinstance(message, Score):
+                        worker.send(study.score(trial.number, message.rounds, message.accuracy))
+                    else:
+                        _end(recipe, path, study, trial, message, stop, listener)
             finally:
                 found = _summary(recipe, path, study)
                 atomic_write(path / "trials.csv", found.to_csv().encode())
@@ -211,37 +205,10 @@ def _search(recipe: Recipe, path: Path, jobs: int | None, listener: Listener | N
     return found
 
 
-def _drive(
-    recipe: Recipe, path: Path, study: Study, workers: list[_Worker], stop: Stop, listener: Listener | None
+def _end(
+    recipe: Recipe, path: Path, study: Study, trial: Trial, message: Done, stop: Stop, listener: Listener | None
 ) -> None:
-    """Keep workers busy until all trials are done, or the user wants to stop."""
-    waiting = study.begun()
-    asked = False
-    while True:
-        for worker in workers:
-            if worker.trial is None and not stop.requested and (trial := next(waiting, None)) is not None:
-                worker.begin(trial, _task(recipe, path, trial))
-        busy = [worker for worker in workers if worker.trial is not None]
-        if not busy:
-            return
-        if stop.requested and not asked:
-            asked = True
-            for worker in busy:
-                worker.process.terminate()  # politely: it finishes its round
-        ready = wait([worker.pipe for worker in busy], timeout=_POLL)
-        for worker in (worker for worker in busy if worker.pipe in ready):
-            _answer(recipe, path, study, worker, stop, listener)
-
-
-def _answer(recipe: Recipe, path: Path, study: Study, worker: _Worker, stop: Stop, listener: Listener | None) -> None:
-    """Take one message of a worker."""
-    trial = worker.trial
-    assert trial is not None
-    message = worker.receive()
-    if isinstance(message, Score):
-        worker.send(study.score(trial.number, message.rounds, message.accuracy))
-        return
-    worker.trial = None
+    """Take the end of a trial."""
     if message.broken:
         raise StorageFailed(f"{message.broken}; then continue with: {resume_command(path)}")
     if message.stopped or (stop.requested and message.note):
@@ -259,7 +226,7 @@ def _task(recipe: Recipe, path: Path, trial: Trial) -> Task:
     """Return a trial as a worker runs it."""
     folder = _folder(path, trial)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [functools.partial(_trial_recipe, recipe, trial.values, seed) for seed in _seeds(recipe)]
+    runs = [functools.partial(trial_recipe, recipe, trial.values, seed) for seed in _seeds(recipe)]
     return Task(recipes=tuple(runs), path=folder, pretrained=path.resolve() / "pretrained")
 
 
@@ -284,63 +251,3 @@ def _write_best(recipe: Recipe, found: Sweep) -> None:
 
 def _said(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
-
-
-def _cores(recipe: Recipe) -> int:
-    """Return how many cores this process may use; on a GPU, which trials would fight for, 1."""
-    if recipe.engine.device != "cpu" and torch.cuda.is_available():
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass
-class _Worker:
-    """A process, the pipe to it, and the trial that it is at."""
-
-    process: BaseProcess
-    pipe: Connection
-    jobs: int  # processes like this one
-    trial: Trial | None = None
-
-    @classmethod
-    def start(cls, jobs: int) -> _Worker:
-        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there, jobs))  # no daemon: its runs may have workers
-        process.start()
-        there.close()
-        return cls(process, here, jobs)
-
-    def begin(self, trial: Trial, task: Task) -> None:
-        """Send a trial, to a new process if this one died."""
-        if not self.process.is_alive():
-            fresh = _Worker.start(self.jobs)
-            self.process, self.pipe = fresh.process, fresh.pipe
-        self.trial = trial
-        self.send(task)
-
-    def send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # it died; `receive` says so
-            self.pipe.send(message)
-
-    def receive(self) -> Score | Done:
-        try:
-            message: Score | Done = self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            short = "; memory may be short: try fewer --jobs" if self.process.exitcode == -signal.SIGKILL else ""
-            return Done(note=f"its process {ending(self.process.exitcode)}{short}")
-        return message
-
-
-@contextlib.contextmanager
-def _workers(count: int) -> Iterator[list[_Worker]]:
-    """Start workers, and end them afterwards."""
-    workers: list[_Worker] = []
-    try:
-        workers.extend(_Worker.start(count) for _ in range(count))
-        yield workers
-    finally:
-        for worker in workers:
-            worker.process.kill()  # what they wrote survives that
-            worker.process.join()

@@ -7,6 +7,7 @@ and with a Done at the end of each.
 import fcntl
 import hashlib
 import os
+import signal
 import statistics
 import traceback
 from collections.abc import Callable
@@ -15,15 +16,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from personafl import api
 from personafl.data.build import load
 from personafl.data.federated import FederatedData
-from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
+from personafl.errors import BadInput, Failed, Interrupted, PersonaError, StorageFailed
 from personafl.options import reason
 from personafl.recipe.recipe import Recipe
-from personafl.runs.listener import Listener, Note, Progress, Tuning
+from personafl.runs.listener import Event, Listener, Progress
 from personafl.runs.result import Result
+from personafl.runs.whole import run_in
 from personafl.simulate.workers.local import end_with_parent, share_cores
+from personafl.storage.rundir import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,7 @@ class Task:
     recipes: tuple[Callable[[], Recipe], ...]
     path: Path
     pretrained: Path  # where the runs of stage (a) are, for all trials
+    until: int | None = None  # the rounds after which it pauses and is scored, to go on when it is sent again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,8 @@ def _done(task: Task, pipe: Connection, splits: dict[int, FederatedData]) -> Don
         for place, recipe in enumerate([make() for make in task.recipes]):
             if recipe.seed not in splits:
                 splits[recipe.seed] = load(recipe.data, recipe.seed)
-            listener = _listener(pipe, recipe.evaluate_every()) if place == 0 else None
+            judged = place == 0 and task.until is None
+            listener = _listener(pipe, recipe.evaluate_every()) if judged else None
             values.append(_run(task, recipe, splits[recipe.seed], listener))
         return Done(accuracy=statistics.mean(values))
     except _Pruned:
@@ -83,7 +87,7 @@ def _done(task: Task, pipe: Connection, splits: dict[int, FederatedData]) -> Don
         return Done(stopped=True)
     except StorageFailed as error:
         return Done(broken=str(error))
-    except (BadInput, Diverged) as error:
+    except (BadInput, Failed) as error:
         return Done(note=str(error))
     except Exception as error:  # a worker that died, or the user's own model: other values may do
         traceback.print_exc()
@@ -95,9 +99,30 @@ def _run(task: Task, recipe: Recipe, data: FederatedData, listener: Listener | N
     if (first := recipe.for_pretraining()) is not None:
         recipe = recipe.started(_pretrained(task.pretrained, first, data))
     path = task.path / f"seed{recipe.seed}"
+    if task.until is not None and task.until < recipe.rounds:
+        return _scored_at(task.until, path, recipe, data)
     done = (path / "result.json").exists()
-    result = Result.load(path) if done else api.run(recipe, data=data, out=path, resume=True, listener=listener)
+    result = Result.load(path) if done else run_in(path, recipe, data=data, listener=listener)
     return validation_accuracy(result)
+
+
+def _scored_at(rounds: int, path: Path, recipe: Recipe, data: FederatedData) -> float:
+    """Run up to so many rounds, which are scored, and return the accuracy of the personal model, else the global."""
+    directory = RunDirectory(path)
+
+    def pause(progress: Event) -> None:
+        if isinstance(progress, Progress) and progress.round.number + 1 == rounds:
+            signal.raise_signal(signal.SIGTERM)  # what stops a run with a checkpoint
+
+    try:
+        if directory.checkpoint().rounds < rounds:
+            run_in(path, recipe, data=data, listener=pause)
+    except Interrupted:
+        if directory.checkpoint().rounds < rounds:
+            raise
+    scores = [entry for entry in directory.metrics() if entry["event"] == "score" and entry["number"] == rounds - 1]
+    found = {entry["model"]: float(entry["accuracy"]) for entry in scores if entry["split"] == "validation"}
+    return found["personal"] if "personal" in found else found["global"]
 
 
 def _pretrained(folder: Path, recipe: Recipe, data: FederatedData) -> Path:
@@ -107,12 +132,12 @@ def _pretrained(folder: Path, recipe: Recipe, data: FederatedData) -> Path:
     with open(f"{out}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another trial may be at it
         if not (out / "result.json").exists():
-            api.run(recipe, data=data, out=out, resume=True)
+            run_in(out, recipe, data=data)
     return out
 
 
 def _listener(pipe: Connection, every: int) -> Listener:
-    def listen(progress: Progress | Tuning | Note) -> None:
+    def listen(progress: Event) -> None:
         if not isinstance(progress, Progress) or progress.accuracy is None:
             return
         rounds = progress.round.number + 1

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Dataset, checked, images_to_float
 from personafl.errors import BadInput
 
@@ -25,7 +26,7 @@ def cifar_batches(folder: Path) -> list[Path]:
     return [folder / name for name in (*TRAIN, *TEST) if (folder / name).is_file()]
 
 
-def read_cifar(path: Path) -> Dataset:
+def read_cifar(path: Path, reading: Reading) -> Dataset:
     """Read a folder with `data_batch_1` … `test_batch` (CIFAR-10) or `train`, `test` (CIFAR-100), or one batch."""
     files = cifar_batches(path) if path.is_dir() else [path]
     batches = [_batch(file) for file in files]
@@ -38,6 +39,7 @@ def read_cifar(path: Path) -> Dataset:
         y=np.concatenate([y for _, y in batches]),
         split=halves if halves.any() and not halves.all() else None,
         label_names=_label_names(path if path.is_dir() else path.parent),
+        reading=reading,
     )
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personafl.core.reading import AS_FOUND, Reading
+from personafl.data.sources.labels import classes_of
 from personafl.errors import BadInput
 
 Ints = NDArray[np.int64]
@@ -27,15 +28,7 @@ class Dataset:
     split: Ints | None  # [samples] 0 train, 1 test
     label_names: tuple[str, ...]
     vocabulary: int | None = None  # tokens lie in [0, vocabulary)
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """How text becomes numbers: tokens per sample, word numbers, and the unit of next-token tasks."""
-
-    length: int = 80
-    vocabulary: int = 10_000
-    unit: Literal["character", "word"] = "character"
+    reading: Reading = AS_FOUND  # how another file is read alike, with what was found out in this one
 
 
 def checked(
@@ -43,35 +36,44 @@ def checked(
     *,
     name: str,
     x: Array,
-    y: Array,
+    y: Array | None,
     user: Array | None = None,
     user_names: Sequence[str] = (),
     split: Array | None = None,
     label_names: Sequence[str] = (),
     vocabulary: int | None = None,
+    reading: Reading = AS_FOUND,
 ) -> Dataset:
     """Check the arrays of a source and build the data set; `where` (file or source) begins every message."""
     if len(x) == 0:
         raise BadInput(f"{where}: holds no samples; check the file")
-    if y.shape[:1] != x.shape[:1]:
+    if y is None and reading.who != "predict":
+        raise BadInput(f"{where}: has no labels; add one per sample")
+    if y is not None and y.shape[:1] != x.shape[:1]:
         raise BadInput(
             f"{where}: {len(x)} samples but {len(y) if y.ndim else 'a scalar as'} labels; give one per sample"
         )
     inputs = _inputs(where, x)
     if inputs.dtype == torch.int64 and vocabulary is None:
         vocabulary = int(inputs.max()) + 1
-    labels, classes = _labels(where, y, len(label_names))
+    labels, names = np.full(len(x), -1), reading.classes or tuple(label_names)
+    if y is not None:
+        labels, names = classes_of(where, y, label_names, reading)
+    if y is not None and len(names) == 1 and reading.who == "all":
+        raise BadInput(f"{where}: every label is {names[0]!r}, so that there is nothing to learn; check the labels")
+    plain = labels.ndim == 2 or names == tuple(str(label) for label in range(len(names)))
     users, present = _users(where, user, user_names, len(x))
     return Dataset(
         name=name,
         x=inputs,
         y=torch.from_numpy(labels),
-        classes=classes,
+        classes=len(names),
         user=users,
         user_names=present,
         split=_split(where, split, len(x)),
-        label_names=tuple(label_names) or tuple(str(label) for label in range(classes)),
+        label_names=names,
         vocabulary=vocabulary,
+        reading=reading if plain else reading.model_copy(update={"classes": names}),
     )
 
 
@@ -101,35 +103,30 @@ def _inputs(where: str, x: Array) -> torch.Tensor:
                 f"remove or fill them"
             )
         return torch.from_numpy(values)
+    if x.dtype.kind in "iub" and (x.ndim > 2 or x.dtype.kind == "b"):
+        return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))  # tokens have no second axis: counts
     if x.dtype.kind in "iu":
         tokens = np.ascontiguousarray(x, dtype=np.int64)
         if tokens.min() < 0:
-            raise BadInput(f"{where}: token {tokens.min()} in x is negative; number tokens from 0")
+            raise BadInput(
+                f"{where}: token {tokens.min()} in x is negative; number tokens from 0, or save numbers that "
+                f"are no tokens as floats"
+            )
         return torch.from_numpy(tokens)
     raise BadInput(f"{where}: x has dtype {x.dtype}; use uint8 images, floats or integer tokens")
-
-
-def _labels(where: str, y: Array, named: int) -> tuple[Ints, int]:
-    if y.dtype.kind not in "iu" or y.ndim not in (1, 2):
-        raise BadInput(f"{where}: labels of dtype {y.dtype}, shape {list(y.shape)}; use integers, one per sample")
-    labels = np.ascontiguousarray(y, dtype=np.int64)
-    lowest, highest = int(labels.min()), int(labels.max())
-    if lowest < (0 if labels.ndim == 1 else -1):
-        raise BadInput(f"{where}: label {lowest} is negative; number classes from 0")
-    if named and highest >= named:
-        raise BadInput(
-            f"{where}: label {highest} is out of range, there are {named} class names; number classes from 0"
-        )
-    if highest < 0:
-        raise BadInput(f"{where}: every label is -1, nothing can be learned; check the labels")
-    if not named and highest >= max(10_000, labels.size):
-        raise BadInput(f"{where}: label {highest} is out of range for {labels.size} labels; number classes from 0")
-    return labels, named or highest + 1
 
 
 def _users(where: str, user: Array | None, names: Sequence[str], samples: int) -> tuple[Ints | None, tuple[str, ...]]:
     if user is None:
         return None, ()
+    if user.dtype.kind == "f" and np.isnan(user).any():
+        raise BadInput(
+            f"{where}: user is missing in {int(np.isnan(user).sum())} of {samples} samples; remove or name them"
+        )
+    if user.dtype.kind == "S":
+        user = np.char.decode(user.astype(bytes), "utf-8", "replace")
+    if user.dtype.kind == "f" and (user == np.floor(user)).all():
+        user = user.astype(np.int64)
     if user.shape != (samples,) or user.dtype.kind not in "iuU":
         raise BadInput(
             f"{where}: user has dtype {user.dtype}, shape {list(user.shape)}; give an integer or a name for "

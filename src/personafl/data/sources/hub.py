@@ -1,53 +1,42 @@
 """Hugging Face `datasets`: by name where there is a network, or from a local folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked, images_to_float
-from personafl.data.sources.text import hashed_words
+from personafl.core.reading import Reading
+from personafl.data.sources.dataset import Array, Dataset, images_to_float
+from personafl.data.sources.images import stacked
+from personafl.data.sources.table import LABELS, TEXTS, from_frames
 from personafl.errors import BadInput
 
 IMAGES = ("image", "img", "images", "x", "pixels")
-TEXTS = ("text", "sentence", "content")
-LABELS = ("label", "labels", "fine_label", "character", "y")
-USERS = ("user", "user_id", "writer_id", "client_id", "speaker_id")
 LOCAL = "use a local source instead: digits, a .npz file, MNIST, CIFAR, CSV or LEAF files, or hf:FOLDER"
 
 
-def read_hub(name: str, options: TextOptions) -> Dataset:
-    """Read the train and test splits of a data set with an image or text column and a label column."""
-    halves = [(key, half) for key, half in _splits(name).items() if key in ("train", "test")]
-    halves.sort(key=lambda pair: pair[0] == "test")
-    if not halves:
+def read_hub(name: str, reading: Reading) -> Dataset:
+    """Read the train and test splits of a data set: images, text or a table, with a column of labels."""
+    found = _splits(name)
+    keys = [key for key in ("train", "test" if "test" in found else "validation") if key in found]
+    if not keys:
         raise BadInput(f"hf:{name}: has no split called train or test; save one and name its folder, hf:FOLDER")
-    columns = halves[0][1].column_names
-    label = _column(columns, LABELS)
-    image, text = _column(columns, IMAGES), _column(columns, TEXTS)
-    if label is None or (image is None and text is None):
-        raise BadInput(
-            f"hf:{name}: has columns {', '.join(columns)}; needs one of {', '.join(LABELS)} and one of "
-            f"{', '.join(IMAGES + TEXTS)}; rename them and name the folder, hf:FOLDER"
-        )
-    user = _column(columns, USERS)
-    sizes = [len(half) for _, half in halves]
-    x: Array
-    if image is not None:
-        x = _images(name, _values(name, halves, image))
+    halves, where = [found[key] for key in keys], f"hf:{name}"
+    columns = halves[0].column_names
+    wanted = columns if reading.features is None else reading.features
+    image = next((column for column in IMAGES if column in columns and column in wanted), None)
+    frames = [_frame(where, half.remove_columns([] if image is None else [image])) for half in halves]
+    label = reading.label or next((column for column in LABELS if column in columns), None)
+    names = getattr(halves[0].features.get(label), "names", None) or ()
+    x = None
+    if image is None:
+        texts = [column for column in TEXTS if column in columns]
+        if texts and reading.features is None:
+            reading = reading.model_copy(update={"features": tuple(texts[:1])})
     else:
-        x = hashed_words(map(str, _values(name, halves, text)), options)
-    return checked(
-        f"hf:{name}",
-        name=Path(name).name,
-        x=x,
-        y=np.array(_values(name, halves, label)),
-        user=np.array([str(value) for value in _values(name, halves, user)]) if user else None,
-        split=np.repeat(np.arange(len(halves)), sizes) if len(halves) > 1 else None,
-        label_names=getattr(halves[0][1].features[label], "names", None) or (),
-        vocabulary=options.vocabulary if image is None else None,
-    )
+        x = _images(where, [value for half in halves for value in _values(where, half, image)], reading)
+    return from_frames(where, Path(name).name, frames, reading, names, x)
 
 
 def _splits(name: str) -> Mapping[str, Any]:
@@ -67,27 +56,30 @@ def _splits(name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {"train": found}
 
 
-def _column(columns: Sequence[str], known: Sequence[str]) -> str | None:
-    return next((name for name in known if name in columns), None)
-
-
-def _values(name: str, halves: Sequence[tuple[str, Any]], column: str | None) -> list[Any]:
+def _frame(where: str, half: Any) -> Any:
     try:
-        return [value for _, half in halves for value in half[column]]
+        return half.to_pandas()
     except ImportError as error:
-        raise BadInput(f"hf:{name}: column {column!r} cannot be decoded ({error}); install that package") from None
+        raise BadInput(f"{where}: cannot be decoded ({error}); install that package") from None
 
 
-def _images(name: str, samples: list[Any]) -> Array:
+def _values(where: str, half: Any, column: str) -> list[Any]:
+    try:
+        return list(half[column])
+    except ImportError as error:
+        raise BadInput(f"{where}: column {column!r} cannot be decoded ({error}); install that package") from None
+
+
+def _images(where: str, samples: list[Any], reading: Reading) -> Array:
+    if hasattr(samples[0], "getbands"):  # Pillow's
+        names = [f"{where}: image {place}" for place in range(len(samples))]
+        return images_to_float(where, stacked(names, [image.copy for image in samples], reading.size))
     arrays = [np.asarray(sample) for sample in samples]
-    shapes = {array.shape for array in arrays}
-    if len(shapes) != 1:
-        raise BadInput(
-            f"hf:{name}: images have {len(shapes)} different shapes; resize them and name the folder, hf:FOLDER"
-        )
-    stacked = np.stack(arrays)
-    if stacked.dtype.kind not in "iu":
-        return stacked
-    if stacked.min() < 0 or stacked.max() > 255:
-        raise BadInput(f"hf:{name}: integer pixels must lie in 0 … 255; scale them and name the folder, hf:FOLDER")
-    return stacked / np.float32(255) if stacked.ndim == 2 else images_to_float(f"hf:{name}", stacked)
+    if len({array.shape for array in arrays}) != 1:
+        raise BadInput(f"{where}: images differ in shape; save them as images, and give data.size = 32, say")
+    pixels = np.stack(arrays)
+    if pixels.dtype.kind not in "iu":
+        return pixels
+    if pixels.min() < 0 or pixels.max() > 255:
+        raise BadInput(f"{where}: integer pixels must lie in 0 … 255; scale them and name the folder, hf:FOLDER")
+    return pixels / np.float32(255) if pixels.ndim == 2 else images_to_float(where, pixels)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Dataset, checked, images_to_float
 from personafl.errors import BadInput
 
@@ -17,7 +18,7 @@ def idx_images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _is_images(path))
 
 
-def read_idx(path: Path) -> Dataset:
+def read_idx(path: Path, reading: Reading) -> Dataset:
     """Read a folder with the halves `train-images-idx3-ubyte[.gz]`, `t10k-…` and their labels, or one image file."""
     files = idx_images(path) if path.is_dir() else [path]
     if not all(_is_images(file) for file in files):
@@ -38,6 +39,7 @@ def read_idx(path: Path) -> Dataset:
         x=images_to_float(str(path), np.concatenate(images)),
         y=np.concatenate(labels),
         split=np.repeat(halves, [len(x) for x in images]) if len(files) > 1 else None,
+        reading=reading,
     )
 
 

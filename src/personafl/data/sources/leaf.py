@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked
+from personafl.core.reading import Reading
+from personafl.data.sources.dataset import Array, Dataset, checked
 from personafl.data.sources.text import hashed_words
 from personafl.errors import BadInput
 
@@ -24,7 +25,7 @@ def leaf_files(folder: Path) -> list[tuple[Path, int]]:
     return sorted(halves or [(path, 0) for path in folder.glob("*.json")])
 
 
-def read_leaf(path: Path, options: TextOptions) -> Dataset:
+def read_leaf(path: Path, reading: Reading) -> Dataset:
     """Read one LEAF file or a folder of them."""
     xs: list[Any] = []
     ys: list[Any] = []
@@ -38,7 +39,7 @@ def read_leaf(path: Path, options: TextOptions) -> Dataset:
             halves += [half] * len(its_x)
     if not xs:
         raise BadInput(f"{path}: holds no samples; check the LEAF preprocessing")
-    x, y, names, vocabulary = _numbers(path, xs, ys, options)
+    x, y, names, vocabulary = _numbers(path, xs, ys, reading)
     return checked(
         str(path),
         name=path.stem,
@@ -48,6 +49,7 @@ def read_leaf(path: Path, options: TextOptions) -> Dataset:
         split=np.array(halves, dtype=np.int64) if any(halves) else None,
         label_names=names,
         vocabulary=vocabulary,
+        reading=reading,
     )
 
 
@@ -70,16 +72,16 @@ def _users(path: Path) -> Iterable[tuple[str, list[Any], list[Any]]]:
 
 
 def _numbers(
-    path: Path, xs: list[Any], ys: list[Any], options: TextOptions
+    path: Path, xs: list[Any], ys: list[Any], reading: Reading
 ) -> tuple[Array, Array, tuple[str, ...], int | None]:
     if all(isinstance(x, str) for x in xs) and all(isinstance(y, str) and len(y) == 1 for y in ys):
         return _characters(path, xs, ys)
     y = _array(path, "y", ys)
     if all(isinstance(x, str) for x in xs):
-        return hashed_words(xs, options), y, (), options.vocabulary
+        return hashed_words(xs, reading), y, (), reading.vocabulary
     if all(isinstance(x, list) and x and all(isinstance(part, str) for part in x) for x in xs):
         texts = (x[4] if len(x) > 4 else " ".join(x) for x in xs)
-        return hashed_words(texts, options), y, (), options.vocabulary
+        return hashed_words(texts, reading), y, (), reading.vocabulary
     x = _array(path, "x", xs)
     if x.dtype.kind in "iu":
         x = x.astype(np.float32)

@@ -5,12 +5,22 @@ from pathlib import Path
 
 import numpy as np
 
-from personafl.data.sources.dataset import Dataset, TextOptions, checked
+from personafl.core.reading import Reading
+from personafl.data.sources.dataset import Dataset, checked
 from personafl.data.sources.text import hashed_words
 from personafl.errors import BadInput
 
 
-def read_news(path: Path, options: TextOptions) -> Dataset:
+def is_news(path: Path) -> bool:
+    """Return whether a file has that layout by its first line: a class, or a column called Class …, before texts."""
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        first = next(csv.reader(file), ["", ""])
+    start, others = first[0].strip().lower(), [part.strip() for part in first[1:]]
+    texts = len(others) in (1, 2) and not any(part.replace(".", "").isdigit() for part in others)
+    return texts and (start.isdigit() or start in ("class index", "class"))
+
+
+def read_news(path: Path, reading: Reading) -> Dataset:
     """Read one .csv, or a folder with train.csv, test.csv and optionally classes.txt (one name per line)."""
     files = [path]
     if path.is_dir():
@@ -20,11 +30,12 @@ def read_news(path: Path, options: TextOptions) -> Dataset:
     return checked(
         str(path),
         name=path.stem,
-        x=hashed_words((text for half in halves for _, text in half), options),
+        x=hashed_words((text for half in halves for _, text in half), reading),
         y=np.array([label for half in halves for label, _ in half], dtype=np.int64),
         split=np.repeat(np.arange(len(halves)), [len(half) for half in halves]) if len(files) > 1 else None,
         label_names=names.read_text("utf-8").split("\n")[:-1] if path.is_dir() and names.is_file() else (),
-        vocabulary=options.vocabulary,
+        vocabulary=reading.vocabulary,
+        reading=reading,
     )
 
 

@@ -1,9 +1,9 @@
 """The bring-your-own format: one .npz file.
 
 Arrays: `x` or `images`, `y` or `labels`; optional `user`, `split` (0 train, 1 test), `class_name` (or `label_name`),
-`user_name` (or `speaker_name`, `writer_name`). Or flat text: `text` (uint8 UTF-8) and `offset`, item i being
-text[offset[i]:offset[i + 1]]; with labels it is classified by hashed words, without labels each item is a user whose
-next character (byte) is predicted.
+`user_name` (or `speaker_name`, `writer_name`); `data.label = "coarse"` takes `coarse` for labels and `coarse_name`. Or
+flat text: `text` (uint8 UTF-8) and `offset`, item i being text[offset[i]:offset[i + 1]]; with labels it is classified
+by hashed words, without labels each item is a user whose next character (byte) is predicted.
 """
 
 import zipfile
@@ -15,21 +15,27 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.sources.dataset import Array, Dataset, TextOptions, checked, images_to_float
+from personafl.core.reading import Reading
+from personafl.data.sources.dataset import Array, Dataset, checked, images_to_float
 from personafl.data.sources.text import characters, frequent_words, hashed_words, windows
-from personafl.errors import BadInput
+from personafl.errors import BadInput, did_you_mean
 
 Arrays = Mapping[str, Array]
+_NAMES: dict[str, tuple[str, ...]] = {
+    "label": ("class_name", "label_name"),
+    "user": ("user_name", "speaker_name", "writer_name"),
+    "split": (),
+}
 
 
-def read_npz(path: Path, options: TextOptions) -> Dataset:
+def read_npz(path: Path, reading: Reading) -> Dataset:
     """Read a .npz file; pickled objects inside it are refused."""
-    arrays = _arrays(path)
+    arrays = _arrays(path, reading)
     if "text" in arrays and "offset" in arrays:
-        return _text(path, arrays, options)
+        return _text(path, arrays, reading)
     x_key, x = _either(arrays, "x", "images")
     y_key, y = _either(arrays, "y", "labels")
-    if x is None or y is None:
+    if x is None or (y is None and reading.who != "predict"):
         raise BadInput(
             f"{path}: has arrays {', '.join(sorted(arrays)) or '(none)'}; needs x or images and y or labels, "
             f"or text and offset"
@@ -45,13 +51,14 @@ def read_npz(path: Path, options: TextOptions) -> Dataset:
         x=x,
         y=y,
         user=arrays.get("user"),
-        user_names=_names(arrays, "user_name", "speaker_name", "writer_name"),
+        user_names=_names(arrays, *_NAMES["user"]),
         split=arrays.get("split"),
-        label_names=_names(arrays, "class_name", "label_name"),
+        label_names=_names(arrays, *_NAMES["label"]),
+        reading=reading,
     )
 
 
-def _text(path: Path, arrays: Arrays, options: TextOptions) -> Dataset:
+def _text(path: Path, arrays: Arrays, reading: Reading) -> Dataset:
     text, offset = arrays["text"], arrays["offset"]
     if text.dtype != np.uint8 or text.ndim != 1:
         raise BadInput(f"{path}: text has dtype {text.dtype}, shape {list(text.shape)}; use flat uint8 UTF-8")
@@ -66,18 +73,18 @@ def _text(path: Path, arrays: Arrays, options: TextOptions) -> Dataset:
         raise BadInput(f"{path}: offset must be integers rising from 0 to {len(text)}, one more than there are items")
     bounds: NDArray[np.int64] = offset.astype(np.int64)
     user = arrays.get("user")
-    user_names = _names(arrays, "user_name", "speaker_name", "writer_name")
+    user_names = _names(arrays, *_NAMES["user"])
     _, labels = _either(arrays, "labels", "y")
     if labels is None:
         if len(text) == 0:
             raise BadInput(f"{path}: text is empty; check the file")
-        if options.unit == "word":
-            code, starts, names = frequent_words(_decoded(text, bounds), options.vocabulary)
-            x, y, item = windows(code, starts, options.length)
+        if reading.unit == "word":
+            code, starts, names = frequent_words(_decoded(text, bounds), reading.vocabulary)
+            x, y, item = windows(code, starts, reading.length)
             y = np.where(y == 0, -1, y)  # a rare word is no answer
         else:
             code, names = characters(text.view(np.uint8))
-            x, y, item = windows(code, bounds, options.length)
+            x, y, item = windows(code, bounds, reading.length)
         split = arrays.get("split")
         for key, array in (("user", user), ("split", split)):
             if array is not None and array.shape != (len(bounds) - 1,):
@@ -94,34 +101,54 @@ def _text(path: Path, arrays: Arrays, options: TextOptions) -> Dataset:
             split=None if split is None else split[item],
             label_names=names,
             vocabulary=len(names),
+            reading=reading,
         )
     items = _decoded(text, bounds)
     return checked(
         f"{path}: text, labels",
         name=path.stem,
-        x=hashed_words(items, options),
+        x=hashed_words(items, reading),
         y=labels,
         user=user,
         user_names=user_names,
         split=arrays.get("split"),
-        label_names=_names(arrays, "class_name", "label_name"),
-        vocabulary=options.vocabulary,
+        label_names=_names(arrays, *_NAMES["label"]),
+        vocabulary=reading.vocabulary,
+        reading=reading,
     )
 
 
-def _arrays(path: Path) -> Arrays:
+def _arrays(path: Path, reading: Reading) -> Arrays:
     wanted = {"x", "images", "y", "labels", "user", "split", "text", "offset"}
     try:
         with path.open("rb") as handle:
             file = np.load(handle, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise BadInput(f"{path}: is a single array; save x and y together with np.savez")
-            return {key: file[key] for key in file.files if key in wanted or key.endswith("_name")}
+            arrays = {key: file[key] for key in file.files if key in wanted or key.endswith("_name")}
+            for key in _NAMES:
+                _rename(path, file, arrays, key, reading)
+            return arrays
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; check the path") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = "pickled objects are refused" if "Object arrays" in str(error) else "truncated or not a .npz file"
         raise BadInput(f"{path}: cannot be read, {reason}; save plain arrays with np.savez_compressed") from None
+
+
+def _rename(path: Path, file: Mapping[str, Array], arrays: dict[str, Array], key: str, reading: Reading) -> None:
+    """Put the array that the recipe names for a key in the place of the usual one, with the names of its values."""
+    name, usual = getattr(reading, key), ("y", "labels") if key == "label" else (key,)
+    if name is None or name in usual[1:] or (name not in file and reading.who != "all"):
+        return
+    if name not in file:
+        raise BadInput(f"{path}: data.{key} = {name!r} is no array; {did_you_mean(name, file)}")
+    if name not in usual:
+        for other in (*usual, *_NAMES[key]):
+            arrays.pop(other, None)
+        if f"{name}_name" in file:
+            arrays[_NAMES[key][0]] = file[f"{name}_name"]
+    arrays[usual[0]] = file[name]
 
 
 def _either(arrays: Arrays, first: str, second: str) -> tuple[str, Array | None]:

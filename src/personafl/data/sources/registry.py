@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
+from personafl.core.reading import AS_FOUND, Reading
 from personafl.data.sources.cifar import TEST, TRAIN, cifar_batches, read_cifar
-from personafl.data.sources.dataset import Dataset, TextOptions, checked
+from personafl.data.sources.dataset import Dataset, checked
 from personafl.data.sources.hub import read_hub
 from personafl.data.sources.idx import idx_images, read_idx
+from personafl.data.sources.images import image_files, read_images
 from personafl.data.sources.leaf import leaf_files, read_leaf
-from personafl.data.sources.news import read_news
+from personafl.data.sources.news import is_news, read_news
 from personafl.data.sources.npz import read_npz
+from personafl.data.sources.table import halves_of, is_table, read_table
 from personafl.errors import BadInput, did_you_mean
 
 
@@ -48,9 +51,16 @@ SOURCES = (
         "Krizhevsky 2009, Learning multiple layers of features from tiny images",
     ),
     Source(
-        "csv",
+        "table",
+        "FILE.csv, .tsv or .parquet, or FOLDER with train.csv, test.csv",
+        "a row per sample, with a column to predict (data.label) and perhaps one of users (data.user)",
+        "",
+    ),
+    Source("images", "FOLDER with CLASS/*.png or USER/CLASS/*.png", "images by class; also under train/ and test/", ""),
+    Source(
+        "news",
         "FILE.csv or FOLDER with train.csv, test.csv",
-        "AG-News-style text: class (from 1), title, description",
+        "AG-News-style text without columns' names: class (from 1), title, description",
         "Zhang, Zhao, LeCun 2015, Character-level convolutional networks for text classification",
     ),
     Source(
@@ -62,7 +72,7 @@ SOURCES = (
     Source(
         "hf",
         "hf:NAME or hf:FOLDER",
-        "a Hugging Face data set with an image or text column and a label column (extra: hf)",
+        "a Hugging Face data set: images, text or a table, with a column to predict (extra: hf)",
         "Lhoest et al. 2021, Datasets: a community library for natural language processing",
     ),
 )
@@ -70,19 +80,23 @@ SOURCES = (
 UNDERSTOOD = "understood: " + "; ".join(source.usage for source in SOURCES)
 
 
-def load_dataset(source: str, options: TextOptions | None = None) -> Dataset:
+_COLUMNS = ("label", "user", "split", "features", "drop", "categories", "missing")
+
+
+def load_dataset(source: str, reading: Reading = AS_FOUND) -> Dataset:
     """Load `digits`, a file, a folder or `hf:NAME`; the format is told from the name and the contents."""
-    options = options or TextOptions()
     if source == "digits":
-        return _digits()
+        _check_keys(source, reading)
+        return _digits(reading)
     if source.startswith("hf:"):
-        return read_hub(source.removeprefix("hf:"), options)
+        _check_keys(source, reading, *_COLUMNS, "size")
+        return read_hub(source.removeprefix("hf:"), reading)
     path = Path(source).expanduser()
     if not path.exists():
         looks_like_path = path.suffix or len(path.parts) > 1
         remedy = "no such file or folder; check the path" if looks_like_path else _named_remedy(source)
         raise BadInput(f"data source {source!r}: {remedy}")
-    return _folder(path, options) if path.is_dir() else _file(path, options)
+    return _folder(path, reading) if path.is_dir() else _file(path, reading)
 
 
 def _named_remedy(source: str) -> str:
@@ -92,35 +106,57 @@ def _named_remedy(source: str) -> str:
     return f"unknown; {did_you_mean(source, ['digits'])} or a path; {UNDERSTOOD}"
 
 
-def _file(path: Path, options: TextOptions) -> Dataset:
+def _file(path: Path, reading: Reading) -> Dataset:
     if path.suffix == ".npz":
-        return read_npz(path, options)
-    if path.suffix == ".csv":
-        return read_news(path, options)
+        _check_keys(str(path), reading, "label", "user", "split")
+        return read_npz(path, reading)
+    if is_table(path):
+        return _table(path, path, reading)
+    _check_keys(str(path), reading)
     if path.suffix == ".json":
-        return read_leaf(path, options)
+        return read_leaf(path, reading)
     if "idx" in path.name:
-        return read_idx(path)
+        return read_idx(path, reading)
     if path.name in (*TRAIN, *TEST):
-        return read_cifar(path)
+        return read_cifar(path, reading)
     raise BadInput(f"{path}: format not recognised; {UNDERSTOOD}")
 
 
-def _folder(path: Path, options: TextOptions) -> Dataset:
+def _folder(path: Path, reading: Reading) -> Dataset:
+    if tables := halves_of(path):
+        return _table(path, tables[0], reading)
+    known = idx_images(path) or cifar_batches(path) or leaf_files(path)
+    if not known and (files := image_files(path)):
+        _check_keys(str(path), reading, "size")
+        return read_images(path, files, reading)
+    _check_keys(str(path), reading)
     if idx_images(path):
-        return read_idx(path)
+        return read_idx(path, reading)
     if cifar_batches(path):
-        return read_cifar(path)
-    if (path / "train.csv").is_file():
-        return read_news(path, options)
-    if leaf_files(path):
-        return read_leaf(path, options)
+        return read_cifar(path, reading)
+    if known:
+        return read_leaf(path, reading)
     raise BadInput(f"{path}: no data recognised in this folder; {UNDERSTOOD}")
 
 
-def _digits() -> Dataset:
+def _table(path: Path, first: Path, reading: Reading) -> Dataset:
+    """Read a table, or AG News's layout: there no column is called as a label is, and lines begin with a class."""
+    news = first.suffix == ".csv" and reading.label is None and is_news(first)
+    _check_keys(str(path), reading, *(() if news else _COLUMNS))
+    return read_news(path, reading) if news else read_table(path, reading)
+
+
+def _check_keys(where: str, reading: Reading, *known: str) -> None:
+    """Refuse keys that say nothing of this format, for their user expects something of them."""
+    for key in (*_COLUMNS, "size"):
+        if key not in known and reading.who == "all" and getattr(reading, key) != getattr(AS_FOUND, key):
+            kind = "for images in a folder" if key == "size" else "for tables and arrays with names"
+            raise BadInput(f"{where}: data.{key} is {kind}, and says nothing of these data; remove it")
+
+
+def _digits(reading: Reading) -> Dataset:
     from sklearn.datasets import load_digits
 
     bundle = load_digits()
     images = bundle.images.astype(np.float32)[:, None] / np.float32(16)
-    return checked("digits", name="digits", x=images, y=bundle.target)
+    return checked("digits", name="digits", x=images, y=bundle.target, reading=reading)

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from personafl.data.sources.dataset import TextOptions
+from personafl.core.reading import Reading
 
 Ints = NDArray[np.int64]
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 
 
-def hashed_words(texts: Iterable[str], options: TextOptions) -> Ints:
+def hashed_words(texts: Iterable[str], reading: Reading) -> Ints:
     """Number the first `length` words of each text, [texts, length].
 
     A word's number is 1 + crc32(word) mod (vocabulary - 1): no vocabulary to build, so devices agree without talking.
@@ -23,14 +23,14 @@ def hashed_words(texts: Iterable[str], options: TextOptions) -> Ints:
     numbers: dict[str, int] = {}
     rows: list[list[int]] = []
     for text in texts:
-        row = _WORD.findall(text.lower())[: options.length]
+        row = _WORD.findall(text.lower())[: reading.length]
         for word in row:
             if word not in numbers:
-                numbers[word] = 1 + zlib.crc32(word.encode()) % (options.vocabulary - 1)
+                numbers[word] = 1 + zlib.crc32(word.encode()) % (reading.vocabulary - 1)
         rows.append([numbers[word] for word in row])
-    table = np.zeros((len(rows), options.length), dtype=np.int64)
+    table = np.zeros((len(rows), reading.length), dtype=np.int64)
     used = np.array([len(row) for row in rows], dtype=np.int64)
-    table[np.arange(options.length) < used[:, None]] = [number for row in rows for number in row]
+    table[np.arange(reading.length) < used[:, None]] = [number for row in rows for number in row]
     return table
 
 

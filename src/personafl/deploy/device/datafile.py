@@ -15,12 +15,14 @@ import safetensors
 import safetensors.torch
 import torch
 
+from personafl.core.reading import Reading
 from personafl.data.config import DataConfig, Iid
 from personafl.data.federated import FederatedData, Ragged, Split, make_federated
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 
 FORMAT = "personafl data 1"  # of a dealt file
+ABOUT = ("name", "classes", "task", "vocabulary", "label_names")  # of the data, in its metadata
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
@@ -66,46 +68,31 @@ def _dealt(path: Path, number: int) -> OwnData:
         raise BadInput(f"--data {path}: cannot be read ({error})") from error
     bounds = [0, *ends.tolist()]
     splits = [np.arange(bounds[place], bounds[place + 1]) for place in range(3)]
-    own = _alone(
-        number,
-        splits,
-        name=about["name"],
-        x=x,
-        y=y,
-        classes=about["classes"],
-        task=about["task"],
-        vocabulary=about["vocabulary"],
-        label_names=tuple(about["label_names"]),
-    )
+    known = {"label_names": tuple(about["label_names"]), "reading": Reading.model_validate(about.get("reading", {}))}
+    own = _alone(number, splits, x=x, y=y, **{key: about[key] for key in ABOUT} | known)
     return OwnData(own, about["profile"])
 
 
 def _raw(source: str, number: int, recipe: Recipe) -> FederatedData:
     """Read a data set of the device's own; test and validation data are held out as the recipe says."""
     from personafl.data.build import federate  # here, for a dealt file needs no source and no partition
-    from personafl.data.sources import TextOptions, load_dataset
+    from personafl.data.sources import load_dataset
 
     assert recipe.deploy is not None
     options = recipe.data
-    dataset = load_dataset(source, TextOptions(options.length, options.vocabulary, options.unit))
+    dataset = load_dataset(source, options.reading().model_copy(update={"who": "device"}))
     config = DataConfig(
         source=source, partition=Iid(clients=1), test=options.test, validation=options.validation, target=options.target
     )
     data = federate(dataset, config, recipe.seed)
     if data.classes > recipe.deploy.classes:
-        raise BadInput(f"--data {source}: has {data.classes} classes, the server's recipe {recipe.deploy.classes}")
+        raise BadInput(
+            f"--data {source}: has {data.classes} classes, the server's recipe {recipe.deploy.classes}; say there "
+            f"which label is which class, data.classes = [...]"
+        )
     data = dataclasses.replace(data, classes=recipe.deploy.classes)
-    return _alone(
-        number,
-        [data.rows(split)[0] for split in SPLITS],
-        name=data.name,
-        x=data.x,
-        y=data.y,
-        classes=data.classes,
-        task=data.task,
-        vocabulary=data.vocabulary,
-        label_names=data.label_names,
-    )
+    own = {key: getattr(data, key) for key in ("x", "y", "reading", *ABOUT)}
+    return _alone(number, [data.rows(split)[0] for split in SPLITS], **own)
 
 
 def _alone(number: int, splits: list[Any], **content: Any) -> FederatedData:

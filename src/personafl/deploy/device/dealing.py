@@ -10,8 +10,8 @@ import torch
 from personafl.cloud.topology import place
 from personafl.data.build import load
 from personafl.data.federated import FederatedData
-from personafl.data.inputs import moments_of
-from personafl.deploy.device.datafile import FORMAT, SPLITS
+from personafl.data.inputs import moments_for
+from personafl.deploy.device.datafile import ABOUT, FORMAT, SPLITS
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.profiles import deal as deal_devices
@@ -29,8 +29,12 @@ def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
     names = device_names(recipe.devices)
     section = {**(recipe.deploy.model_dump() if recipe.deploy else {}), **data.shape.model_dump(exclude_none=True)}
     values = recipe.model_dump(mode="json", exclude_none=True)
-    if recipe.data.normalize == "channel":
-        values["data"]["normalize"] = moments_of(data).model_dump()  # a server and its devices cannot tell them
+    moments = moments_for(data, recipe.data)
+    if moments is not None:  # a server has no data to take them from
+        values["data"]["normalize"] = moments.model_dump(exclude_none=True)
+    for key in ("classes", "features", "categories", "missing"):  # so that a device may also bring a file of its own
+        if (known := getattr(data.reading, key)) is not None:
+            values["data"][key] = known
     if recipe.cloud is not None:
         homes = place(data, recipe.cloud.servers, recipe.cloud.members, recipe.cloud.active, recipe.seed).devices
         values["cloud"]["members"] = [[str(number) for number in own] for own in homes]
@@ -53,11 +57,8 @@ def _packed(data: FederatedData, client: int, profile: str | None) -> bytes:
     every = np.concatenate(rows)
     ends = np.cumsum([len(part) for part in rows])
     about = {
-        "name": data.name,
-        "classes": data.classes,
-        "task": data.task,
-        "vocabulary": data.vocabulary,
-        "label_names": list(data.label_names),
+        **{key: getattr(data, key) for key in ABOUT},
+        "reading": data.reading.model_dump(mode="json", exclude_none=True),
         "client": data.client_names[client],
         "profile": profile,
     }

@@ -5,22 +5,19 @@ It only ever calls out. What it computes is done by one worker thread, while it 
 
 import asyncio
 import contextlib
-import tomllib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from personafl.deploy.device.datafile import load_own
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import messages
-from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Files, identify
-from personafl.deploy.net.transport import Channel, Unreachable
+from personafl.deploy.net.messages import Code, Refused
+from personafl.deploy.net.transport import Channel, Unreachable, beating
 from personafl.errors import BadInput
-from personafl.recipe.recipe import Recipe
 
 T = TypeVar("T")
 Listener = Callable[[str], None]
@@ -95,24 +92,22 @@ class _Device:
         """Learn what is run, get ready for it, and say so."""
         config, number = self._config, self._identity.number
         assert number is not None
+        welcome, text = await self._welcomed()
+        given = f"the recipe of {config.server}", config.data, number, config.profile, config.state, welcome.run
+        client = await self._work(lambda: LocalClient.opened(text, *given))
+        await self._channel.ask(messages.Hello(**client.hello), client.sums)
+        self._tell(f"enrolled as {self._identity.name}, number {number}, {client.samples} training samples")
+        if client.sums:
+            while (known := (await self._welcomed())[1]) == text:  # until all have sent theirs
+                pass
+            client = await self._work(lambda: LocalClient.opened(known, *given))
+        self._client, self._broadcast_bytes = client, client.broadcast_bytes
+
+    async def _welcomed(self) -> tuple[messages.Welcome, bytes]:
         welcome, text = await self._channel.ask(messages.Knock())
         if not isinstance(welcome, messages.Welcome):
-            raise BadInput(f"{config.server}: answered {welcome.kind!r}; is it a personafl server?")
-
-        def ready() -> LocalClient:
-            recipe = Recipe.parse(tomllib.loads(text.decode()), f"the recipe of {config.server}")
-            own = load_own(config.data, number, recipe)
-            state = DeviceState(config.state, welcome.run, number)
-            return LocalClient(recipe, own, number, config.profile or own.profile, state)
-
-        client = self._client = await self._work(ready)
-        self._broadcast_bytes = client.broadcast_bytes
-        data = client.side.learners.data
-        hello = messages.Hello(
-            samples=client.samples, input_shape=list(data.x.shape[1:]), classes=data.classes, profile=client.profile
-        )
-        await self._channel.ask(hello)
-        self._tell(f"enrolled as {self._identity.name}, number {number}, {client.samples} training samples")
+            raise BadInput(f"{self._config.server}: answered {welcome.kind!r}; is it a personafl server?")
+        return welcome, text
 
     async def _turn(self) -> bool:
         """Do what there is to do; return whether the run is finished."""
@@ -125,7 +120,9 @@ class _Device:
             self._tell(f"finished after {said.rounds} rounds; took part in {len(client.state.rounds)}")
             return True
         assert isinstance(said, messages.Task)
-        async with self._alive(said.round):
+        section, beat = client.recipe.deploy, messages.Beat(round=said.round)
+        assert section is not None
+        async with beating(section.heartbeat, lambda: self._channel.ask(beat)):
             await self._work(lambda: client.train(said.round, said.model, payload))
         await self._settle()
         return False
@@ -146,25 +143,6 @@ class _Device:
             raise
         await self._work(client.state.accepted)
         self._tell(f"round {pending.round + 1}: update accepted, {len(pending.update)} bytes")
-
-    @contextlib.asynccontextmanager
-    async def _alive(self, round_: int) -> AsyncIterator[None]:
-        """Give signs of life meanwhile."""
-        section = self._client.recipe.deploy
-        assert section is not None
-
-        async def beat() -> None:
-            while True:
-                await asyncio.sleep(section.heartbeat)
-                await self._channel.ask(messages.Beat(round=round_))
-
-        beating = asyncio.create_task(beat())
-        try:
-            yield
-        finally:
-            beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Refused):
-                await beating
 
     async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(_WORKER, task)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personafl.core.reading import Reading
 from personafl.core.tree import Params
 from personafl.data.sources import load_dataset
 from personafl.deploy.device.datafile import dealt_rows
 from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
-from personafl.exports.card import model_card
-from personafl.exports.facts import Origin, facts_of
+from personafl.exports.card import Origin, facts_of, model_card
 from personafl.models.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
 from personafl.runs.result import chosen
 from personafl.runs.scoring import Scored, score, tune
@@ -45,6 +45,12 @@ class Predicted:
 
     labels: NDArray[np.int64]
     truth: NDArray[np.int64] | None
+    names: tuple[str, ...]  # of all classes
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the predicted classes."""
+        return [self.names[label] for label in self.labels]
 
     @property
     def accuracy(self) -> float | None:
@@ -104,18 +110,19 @@ def predict(model: Path, source: str) -> Predicted:
     if card.task != "classification":
         raise BadInput(f"{file}: is for the task {card.task}; use personafl.load_model in Python")
     network = load_model(file)
-    x, y = _samples(source)
+    x, y = _samples(source, card.reading.model_copy(update={"who": "predict"}))
     if tuple(x.shape[1:]) != card.input_shape:
         raise BadInput(f"--data {source}: its inputs have shape {list(x.shape[1:])}, the model's {card.input_shape}")
     if card.vocabulary is None:
         x = x.to(torch.float64 if card.dtype == "float64" else torch.float32)
     labels = [network(x[start : start + _BATCH]).argmax(-1) for start in range(0, len(x), _BATCH)]
-    return Predicted(torch.cat(labels).numpy(), None if y is None else y.numpy())
+    names = card.reading.classes or tuple(str(number) for number in range(card.classes))
+    return Predicted(torch.cat(labels).numpy(), y.numpy() if bool((y >= 0).all()) else None, names)
 
 
-def _samples(source: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _samples(source: str, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:
     path = Path(source).expanduser()
     if path.suffix == ".safetensors":
         return dealt_rows(path, "test")
-    dataset = load_dataset(source)
+    dataset = load_dataset(source, reading)
     return dataset.x, dataset.y

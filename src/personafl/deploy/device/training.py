@@ -1,12 +1,18 @@
 """One device's part of a federation: its data, its state, and the rule that it runs. The simulator with one client."""
 
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, for_returning
 from personafl.core.tree import Tree
 from personafl.data.inputs import as_seen
-from personafl.deploy.device.datafile import OwnData
+from personafl.deploy.device.datafile import OwnData, load_own
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.net.payload import check_declared, most_bytes, opened
 from personafl.errors import BadInput
@@ -43,11 +49,32 @@ class LocalClient:
         self._declared = learners.rule.uploads
         self.side.shape(int(learners.problem_of[number]), self._example)  # later messages may lack what it needs
         self.samples = int(learners.data.train.sizes[number])
+        self.sums = b""  # that it sends of its inputs, where the recipe does not say how they are standardised
+        if recipe.data.normalize == "auto" and learners.data.moments is not None:
+            from personafl.data.moments import sums_of  # here, for a device that is told its moments adds up nothing
+
+            self.sums = wire.encode(sums_of(own.data))
+
+    @classmethod
+    def opened(
+        cls, text: bytes, whose: str, data: str, number: int, profile: str | None, folder: Path, run: str
+    ) -> LocalClient:
+        """Return the client that a recipe, sent as text, and data of its own make in a run."""
+        recipe = Recipe.parse(tomllib.loads(text.decode()), whose)
+        own = load_own(data, number, recipe)
+        return cls(recipe, own, number, profile or own.profile, DeviceState(folder, run, number))
 
     @property
     def broadcast_bytes(self) -> int:
         """The most that a broadcast may have."""
         return most_bytes(self._example)
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        """What it says of itself: the fields of a `Hello`."""
+        data = self.side.learners.data
+        shape = list(data.x.shape[1:])
+        return {"samples": self.samples, "input_shape": shape, "classes": data.classes, "profile": self.profile}
 
     def train(self, round_: int, model: str, broadcast: bytes) -> None:
         """Train for a round, and keep the new state and the update, which is not sent yet."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Code, Refused
 from personafl.errors import BadInput
 
 NUMBER_URI = "personafl:client:"

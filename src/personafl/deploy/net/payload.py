@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from personafl.core import tree, wire
 from personafl.core.tree import Tree
-from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net.messages import Code, Refused
 from personafl.errors import BadInput
 
 T = TypeVar("T")
@@ -33,7 +33,8 @@ def most_bytes(like: Tree) -> int:
 
 def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: float) -> Tree:
     """Return the dense upload in the bytes that a device sent, or refuse them. `like` is one of the same structure."""
-    forms = {tree.path_name(path): type(leaf) for path, leaf in _leaves(like)}
+    entries = pytree.tree_leaves_with_path(like, is_leaf=wire.is_form)
+    forms = {tree.path_name(path): type(leaf) for path, leaf in entries}
     upload = _opened(data, like, declared, forms)[1]
     total = 0.0
     for name, leaf in tree.flatten(upload).items():
@@ -99,7 +100,3 @@ def _check_form(path: str, part: str, value: Tensor, like: Tensor, forms: dict[s
             raise Refused(Code.BAD_FORM, f"the shape of {path} is not one")
         if value.tolist() != list(like.shape):
             raise Refused(Code.BAD_SHAPE, f"{path} should have shape {list(like.shape)}")
-
-
-def _leaves(message: Tree) -> list[tuple[Any, Any]]:
-    return list(pytree.tree_leaves_with_path(message, is_leaf=wire.is_form))

@@ -5,12 +5,21 @@ the sender goes on from there. Memory is bounded: a payload is refused by its an
 read, each peer has at most one payload on the way, and all of them together fit a budget.
 """
 
-import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.messages import HEADER_BYTES, Envelope, Message, Part, Said, digest_of, header, parse
+from personafl.deploy.net.messages import (
+    HEADER_BYTES,
+    Code,
+    Envelope,
+    Message,
+    Part,
+    Refused,
+    Said,
+    digest_of,
+    header,
+    parse,
+)
 
 CHUNK = 2**20
 FRAME_BYTES = CHUNK + HEADER_BYTES  # the largest that gRPC lets through
@@ -54,7 +63,7 @@ class Partials:
         if partial is None or (partial.part.digest, partial.part.size) != (part.digest, part.size):
             self._of.pop(peer, None)
             if self.held + part.size > self._budget:
-                self._forget_idle()
+                self._of = {peer: partial for peer, partial in self._of.items() if partial.busy}
             if self.held + part.size > self._budget:
                 raise Refused(Code.BUSY, "too many payloads are on the way; try again soon")
             partial = self._of[peer] = _Partial(part)
@@ -68,9 +77,6 @@ class Partials:
     def drop(self, peer: str) -> None:
         """Forget what a peer was sending."""
         self._of.pop(peer, None)
-
-    def _forget_idle(self) -> None:
-        self._of = {peer: partial for peer, partial in self._of.items() if partial.busy}
 
 
 def frames(said: Said, have: Part | None = None, offset: int = 0) -> Iterator[bytes]:
@@ -117,6 +123,6 @@ async def receive(
     if len(partial.data) < part.size:
         raise Refused(Code.INCOMPLETE, f"{len(partial.data)} of {part.size} bytes came")
     partials.drop(peer)
-    if hashlib.sha256(partial.data).hexdigest() != part.digest:
+    if digest_of(partial.data) != part.digest:
         raise Refused(Code.BAD_DIGEST, "the payload is not what its digest says")
     return message, envelope, bytes(partial.data)

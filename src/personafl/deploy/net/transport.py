@@ -6,6 +6,7 @@ Channel(…).ask(message) asks a server, over broken connections and restarts, u
 
 import asyncio
 import contextlib
+import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from personafl.deploy.net.codes import Code, Refused
+from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Files, Identity, Revocations, identify
-from personafl.deploy.net.messages import Have, Held, Message, Part, Refusal, Said, digest_of
+from personafl.deploy.net.messages import Code, Message, Part, Refused, Said, digest_of
 from personafl.deploy.net.stream import FRAME_BYTES, Cap, Partials, frames, receive
 from personafl.errors import BadInput
 
@@ -55,13 +56,13 @@ async def serve(
             revocations.check(identity)
             message, envelope, payload = await receive(incoming, who, partials, cap)
             have = envelope.have
-            if isinstance(message, Have):
-                reply = Said(Held(size=partials.size(who, message.digest)))
+            if isinstance(message, messages.Have):
+                reply = Said(messages.Held(size=partials.size(who, message.digest)))
             else:
                 reply = await handle(identity, Said(message, payload))
         except Refused as refused:
             on_refusal(who, refused)
-            reply = Said(Refusal(code=refused.code, text=refused.text[:2000]))
+            reply = Said(messages.Refusal(code=refused.code, text=refused.text[:2000]))
         for frame in frames(reply, offset=_agreed(reply, have)):
             yield frame
 
@@ -135,8 +136,8 @@ class Channel:
             await asyncio.sleep(random.uniform(0, min(10.0, 0.1 * 2 ** min(attempt, 10))))
 
     async def _held(self, payload: bytes, timeout: float) -> int:
-        answer, _ = await self._once(Said(Have(digest=digest_of(payload))), 0, timeout)
-        return answer.size if isinstance(answer, Held) else 0
+        answer, _ = await self._once(Said(messages.Have(digest=digest_of(payload))), 0, timeout)
+        return answer.size if isinstance(answer, messages.Held) else 0
 
     async def _once(self, said: Said, offset: int, timeout: float) -> Said:
         part = self._partials.newest(said.message.kind)
@@ -150,7 +151,7 @@ class Channel:
         message, _, payload = await receive(_read(call), said.message.kind, self._partials, self._cap)
         with contextlib.suppress(grpc.aio.AioRpcError):
             call.cancel()
-        if isinstance(message, Refusal):
+        if isinstance(message, messages.Refusal):
             raise Refused(message.code, message.text)
         return Said(message, payload)
 
@@ -158,3 +159,33 @@ class Channel:
 async def _read(call: Any) -> AsyncIterator[bytes]:
     while (frame := await call.read()) is not grpc.aio.EOF:
         yield frame
+
+
+@contextlib.asynccontextmanager
+async def beating(seconds: float, beat: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Give a sign of life every so many seconds meanwhile."""
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await beat()
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Refused):
+            await task
+
+
+async def ask_status(server: str, files: Files) -> dict[str, Any]:
+    """Return how a server is doing."""
+    channel = Channel(server, files, lambda kind: 2**24 if kind == messages.Report.kind else 0)
+    try:
+        _, report = await channel.ask(messages.Status(), timeout=10.0, tries=3)
+    except (Refused, Unreachable) as error:
+        raise BadInput(f"--server {server}: {error}") from error
+    finally:
+        await channel.close()
+    return json.loads(report)  # type: ignore[no-any-return]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from personafl.core import tree, wire
-from personafl.core.algorithm import Reduced, mean_dtypes
+from personafl.core.algorithm import mean_dtypes
 from personafl.core.tree import Tree
 from personafl.deploy.net.messages import digest_of
-from personafl.deploy.server.opening import upload_like
+from personafl.deploy.server.opening import check_moments, upload_like
 from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
@@ -33,10 +33,6 @@ class Sum(NamedTuple):
     total: Tree
     weight: Tensor
 
-    def reduced(self, clients: int, dtypes: Tree) -> Reduced:
-        """Return it with what it leaves out."""
-        return Reduced(self.total, self.weight, clients, dtypes)
-
 
 def sum_like(federation: Federation) -> tuple[Sum, Tree]:
     """Return a sum of updates, for its structure, and the types of their mean."""
@@ -50,6 +46,7 @@ def deployable_cloud(recipe: Recipe) -> CloudSection:
     cloud = recipe.cloud
     if cloud is None:
         raise BadInput("cloud: missing; a coordinator has several servers: cloud.servers=3 (a single one needs none)")
+    check_moments(recipe, "a coordinator")
     if cloud.protocol == "gossip":
         raise BadInput('cloud.protocol: "gossip" is for the simulator; use "sync", "async" or "rigorous"')
     for index, profile in enumerate(recipe.devices):

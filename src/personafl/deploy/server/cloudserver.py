@@ -16,11 +16,10 @@ from pathlib import Path
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
 from personafl.deploy.net import messages
-from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity, identify
-from personafl.deploy.net.messages import Said
+from personafl.deploy.net.messages import Code, Refused, Said
 from personafl.deploy.net.payload import most_bytes, opened
-from personafl.deploy.net.transport import Channel, Unreachable
+from personafl.deploy.net.transport import Channel, Unreachable, beating
 from personafl.deploy.server.agreement import (
     Sum,
     cloud_name,
@@ -83,7 +82,7 @@ class CloudRounds(Rounds):
         """What the devices that are there weigh together."""
         return int(self._roster().population)
 
-    def enrol(self, identity: Identity, hello: messages.Hello) -> None:
+    def enrol(self, identity: Identity, hello: messages.Hello, sums: bytes = b"") -> None:
         """Take a device in, if it belongs here."""
         if self._cloud.members is not None:
             home = home_of(identity.name, self._cloud)
@@ -91,7 +90,7 @@ class CloudRounds(Rounds):
                 where = "no server's" if home is None else f"{cloud_name(home)}'s"
                 text = f"{identity.name} is {where} by cloud.members, and this is {cloud_name(self._place)}"
                 raise Refused(Code.WRONG_SERVER, text)
-        super().enrol(identity, hello)
+        super().enrol(identity, hello, sums)
 
     def open_next(self) -> None:
         """Begin a round: with all devices, or with the first that ask."""
@@ -170,7 +169,9 @@ class _CloudServer(Server):
         self._own = rounds
         self._joined = rounds.begun
         self._over = asyncio.Event()  # the coordinator has done all rounds
-        self._coordinator = Channel(config.coordinator, config.files, self._cap, self._waits)
+        self._coordinator = Channel(
+            config.coordinator, config.files, self._cap, lambda text: self._tell(Event("waiting", text))
+        )
 
     async def _train(self) -> None:
         async with self._in_contact():
@@ -222,25 +223,17 @@ class _CloudServer(Server):
         """Give signs of life meanwhile, and notice when all is over."""
 
         async def beat() -> None:
-            while True:
-                await asyncio.sleep(self._own.section.heartbeat)
-                if self._joined:
-                    with contextlib.suppress(Refused):  # the next question is refused too
-                        said, _ = await self._coordinator.ask(messages.Beat(round=self._own.done))
-                        if isinstance(said, messages.Alive) and not said.open:
-                            self._over.set()
+            if self._joined:
+                with contextlib.suppress(Refused):  # the next question is refused too
+                    said, _ = await self._coordinator.ask(messages.Beat(round=self._own.done))
+                    if isinstance(said, messages.Alive) and not said.open:
+                        self._over.set()
 
-        beating = asyncio.create_task(beat())
         try:
-            yield
+            async with beating(self._own.section.heartbeat, beat):
+                yield
         finally:
-            beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beating
             await self._coordinator.close()
 
     def _cap(self, kind: str) -> int:
         return self._own.state_bytes if kind in (messages.Proceed.kind, messages.Finished.kind) else 0
-
-    def _waits(self, text: str) -> None:
-        self._tell(Event("waiting", text))

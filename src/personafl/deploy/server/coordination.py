@@ -25,14 +25,13 @@ from personafl.cloud.protocol import Back, Gone, Isolate, Mix, News, Ready, Star
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
-from personafl.deploy.net.codes import Code, Refused
-from personafl.deploy.net.messages import Announce, Finished, Join, Proceed, Said, digest_of
+from personafl.deploy.net.messages import Announce, Code, Finished, Join, Proceed, Refused, Said, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.agreement import Sum, cloud_name, deployable_cloud, fingerprint, sum_like, without_cloud
 from personafl.deploy.server.opening import deployable, open_directory, open_federation
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import mixed, without_own
-from personafl.simulate.servers import coordinator_of
+from personafl.simulate.federation import coordinator_of
 from personafl.simulate.serverside import Roster
 from personafl.storage.files import atomic_write, storage
 from personafl.storage.journal import Journaled
@@ -142,7 +141,7 @@ class Coordination(Journaled):
             raise Refused(Code.WRONG_ROUND, f"{cloud_name(server)} is not in round {message.round + 1}")
         if server in self._waiting:
             raise Refused(Code.DUPLICATE, f"{cloud_name(server)} announced this round with something else")
-        handed = self._opened(payload)
+        handed = opened_update(payload, self._like, type(self._like), math.inf)
         if message.clients < 1 or (isinstance(handed, Sum) and not handed.weight > 0):
             raise Refused(Code.BAD_SAMPLES, f"{cloud_name(server)} hands in the updates of nobody")
         atomic_write(self._file(server, message.round), payload)
@@ -232,7 +231,7 @@ class Coordination(Journaled):
     def _updated(self, event: Mix, sums: list[Sum]) -> tuple[Tree, ...]:
         """Return the model of all after the uploads of servers."""
         clients = [self._waiting[server].clients for server in event.members]
-        parts = [own.reduced(count, self._dtypes) for own, count in zip(sums, clients, strict=True)]
+        parts = [Reduced(*own, count, self._dtypes) for own, count in zip(sums, clients, strict=True)]
         uploads = functools.reduce(Reduced.plus, parts)
         return (self._server.updated(self._models[0], uploads, event.round),)
 
@@ -261,26 +260,19 @@ class Coordination(Journaled):
             self.directory.commit(Checkpoint(), wire.encode(self._models))
             self.journal.write("began")
         for entry in heard:
-            self._hear_again(entry)
-        self._remove_all_but_waiting()
-
-    def _hear_again(self, entry: Mapping[str, Any]) -> None:
-        server = entry["server"]
-        match entry["event"]:
-            case "ready":
-                self._ready(server, _Waiting(**{key: entry[key] for key in ("round", "digest", "clients")}))
-            case "gone":
-                self._hear(Gone(server))
-            case "back":
-                self._hear(Back(server))
+            if entry["event"] == "ready":
+                self._ready(entry["server"], _Waiting(**{key: entry[key] for key in ("round", "digest", "clients")}))
+            else:
+                self._hear((Gone if entry["event"] == "gone" else Back)(entry["server"]))
+        kept = {self._file(server, waiting.round) for server, waiting in self._waiting.items()}
+        with storage(self.directory.path):
+            for path in set((self.directory.path / "announced").iterdir()) - kept:
+                path.unlink()
 
     def _note(self, event: str, **facts: Any) -> None:
         """Add to the journal what followed, if it is not there."""
         if _line(event, facts) not in self._noted:
             self.journal.write(event, **facts)
-
-    def _opened(self, payload: bytes) -> Tree:
-        return opened_update(payload, self._like, type(self._like), math.inf)
 
     def _model(self, server: int) -> bytes:
         return wire.encode(self._models[0 if self.cloud.shared else server])
@@ -291,13 +283,6 @@ class Coordination(Journaled):
     def _remove(self, server: int) -> None:
         with storage(self.directory.path):
             self._file(server, self._waiting[server].round).unlink(missing_ok=True)
-
-    def _remove_all_but_waiting(self) -> None:
-        kept = {self._file(server, waiting.round) for server, waiting in self._waiting.items()}
-        with storage(self.directory.path):
-            for path in (self.directory.path / "announced").iterdir():
-                if path not in kept:
-                    path.unlink()
 
 
 def _line(event: str, facts: Mapping[str, Any]) -> tuple[Any, ...]:

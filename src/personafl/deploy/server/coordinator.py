@@ -8,13 +8,11 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from personafl.deploy.net import messages
-from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Said
+from personafl.deploy.net.messages import Code, Refused, Said
 from personafl.deploy.server.agreement import cloud_name, place_of
 from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.service import PATIENCE, Event, Listener, Service, ServiceConfig
@@ -118,16 +116,9 @@ class _Coordinator(Service):
     def _report(self) -> dict[str, Any]:
         now = self._coordination
         return {
-            "name": now.recipe.name,
-            "method": now.recipe.method.name,
+            **self._facts(now),
             "protocol": now.cloud.protocol,
             "first": now.cloud.first or now.cloud.servers,
-            "rounds": now.recipe.rounds,
-            "done": now.done,
-            "finished": now.finished,
-            "seconds": round(time.monotonic() - self._began, 1),
-            "last": None if now.last is None else asdict(now.last),
-            "refused": dict(self._refusals),
             "servers": [self._server(server) for server in range(now.cloud.servers)],
         }
 

@@ -15,6 +15,10 @@ from personafl.runs.build import prepare
 from personafl.simulate.federation import Federation
 from personafl.storage.rundir import RunDirectory
 
+_MOMENTS = (
+    "give them (mean=[…] and std=[…] in data.normalize), or have personafl data deal write the recipe, which does"
+)
+
 
 def deployable(recipe: Recipe) -> DeploySection:
     """Return the recipe's `[deploy]`; fail if it asks for what only the simulator does."""
@@ -28,11 +32,19 @@ def deployable(recipe: Recipe) -> DeploySection:
     if recipe.federation.offline:
         raise BadInput("federation.offline: devices are in contact with their server; remove it, or use personafl run")
     if recipe.data.normalize == "channel":
-        raise BadInput(
-            "data.normalize: a server has no data to take moments from; give them, data.normalize.mean=[…] "
-            "data.normalize.std=[…], or have personafl data deal write the recipe, which does"
-        )
+        raise BadInput(f'data.normalize: a server has no data to take moments from; use "auto", or {_MOMENTS}')
     return recipe.deploy
+
+
+def adds_sums(recipe: Recipe) -> bool:
+    """Say whether a server makes the moments of inputs from sums that its devices send."""
+    return recipe.data.normalize == "auto" and recipe.deploy is not None and recipe.deploy.vocabulary is None
+
+
+def check_moments(recipe: Recipe, who: str) -> None:
+    """Refuse a recipe without moments where nobody adds up sums of devices."""
+    if adds_sums(recipe):
+        raise BadInput(f'data.normalize: {who} does not add up sums of devices; {_MOMENTS}, or use "none"')
 
 
 def open_directory(recipe: Recipe, path: Path) -> RunDirectory:

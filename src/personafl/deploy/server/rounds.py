@@ -11,19 +11,21 @@ server that starts again takes up the round where it was. Nothing here waits: `s
 
 import dataclasses
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Reduced, for_returning
-from personafl.deploy.net.codes import Code, Refused
+from personafl.data.config import Moments
+from personafl.data.moments import Sums, agreed
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Hello, Update, digest_of
+from personafl.deploy.net.messages import Code, Hello, Refused, Update, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
-from personafl.deploy.server.history import Closed, History, Open
-from personafl.deploy.server.members import Member, enrolling, roster_of
-from personafl.deploy.server.opening import deployable, open_directory, open_federation, upload_like
+from personafl.deploy.server.history import Closed, History, Member, Open, enrolling, opened_sums, roster_of
+from personafl.deploy.server.opening import adds_sums, deployable, open_directory, open_federation, upload_like
 from personafl.recipe.recipe import Recipe
 from personafl.runs.problems import START_FILE
 from personafl.simulate.cohort import draw_cohort
@@ -38,7 +40,7 @@ class Rounds(Journaled):
 
     def __init__(self, recipe: Recipe, path: Path) -> None:
         self.section = deployable(recipe)
-        self.recipe = recipe
+        self.recipe = self.served = recipe  # served: with the moments that devices' sums make, once they are known
         self.members: dict[int, Member] = {}
         self.done = 0  # rounds
         self.last: Closed | None = None
@@ -47,6 +49,8 @@ class Rounds(Journaled):
         self._latest: dict[int, tuple[int, str]] = {}  # number -> round and digest of the update that was last accepted
         self._side: ServerSide | None = None
         self._base = open_federation(recipe)
+        self._like = Sums.like(self.section.input_shape[0]) if adds_sums(recipe) else None
+        self.sums_bytes = 0 if self._like is None else most_bytes(self._like)  # of a device's sums, at most
         self._declared = self._base.algorithm.client.uploads
         self._likes = [upload_like(self._base, problem) for problem in self._base.problems]  # by profile
         self.payload_bytes = max(map(most_bytes, self._likes))  # of an update, at most
@@ -66,13 +70,15 @@ class Rounds(Journaled):
 
     # Enrolment
 
-    def enrol(self, identity: Identity, hello: Hello) -> None:
-        """Take a device in, or note that it is back."""
+    def enrol(self, identity: Identity, hello: Hello, sums: bytes = b"") -> None:
+        """Take a device in, or note that it is back; before the first round it may have to send sums of its inputs."""
         number = identity.number
         assert number is not None
         known = self.members.get(number)
         member = enrolling(self.recipe, identity, hello, known)
         if known is None or known.left:
+            if self._like is not None and not self.begun:
+                member = dataclasses.replace(member, sums=opened_sums(sums, self._like, hello))
             self.journal.write("enrolled", **dataclasses.asdict(member))
             self.members[number] = member
             self._refresh()
@@ -90,7 +96,12 @@ class Rounds(Journaled):
         """Make the server's state, or take it from elsewhere; the population is who is enrolled now."""
         side = self._serving(server)
         self.directory.commit(Checkpoint(), wire.encode(side.state))
-        self.journal.write("began", members=sorted(self.members))
+        added = [
+            Sums.read(member.sums) for _, member in sorted(self.members.items()) if member.sums and not member.left
+        ]
+        moments = agreed(added).model_dump() if added else None
+        self.journal.write("began", members=sorted(self.members), moments=moments)
+        self._standardise(moments)
         self._side = side
 
     def open_next(self) -> None:
@@ -249,6 +260,7 @@ class Rounds(Journaled):
         self.members, self._latest, self.last = before.members, before.latest, before.last
         if not before.begun:
             return
+        self._standardise(before.moments)
         checkpoint = self.directory.checkpoint()
         self.done = checkpoint.rounds
         self._side = self._serving(self.directory.server_bytes(checkpoint))
@@ -258,6 +270,11 @@ class Rounds(Journaled):
             self._open.sealed = before.sealed == self.done
         else:
             self._clear_updates()
+
+    def _standardise(self, moments: Mapping[str, Any] | None) -> None:
+        if moments is not None:
+            data = self.recipe.data.model_copy(update={"normalize": Moments.model_validate(moments)})
+            self.served = self.recipe.model_copy(update={"data": data})
 
     def _start_round(self, cohort: tuple[int, ...], wanted: int) -> None:
         message = self._server.broadcast()

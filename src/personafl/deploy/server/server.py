@@ -8,13 +8,12 @@ import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from personafl.deploy.net import messages
-from personafl.deploy.net.codes import Code, Refused
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Said
+from personafl.deploy.net.messages import Code, Refused, Said
 from personafl.deploy.server.history import Closed
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
@@ -50,9 +49,8 @@ class Server(Service):
         """Answer devices and go through the rounds."""
         rounds = self._rounds
         largest = rounds.payload_bytes
-        async with self._serving(
-            lambda kind: largest if kind == messages.Update.kind else 0, _AT_ONCE * largest
-        ) as port:
+        most = {messages.Update.kind: largest, messages.Hello.kind: rounds.sums_bytes}
+        async with self._serving(lambda kind: most.get(kind, 0), _AT_ONCE * max(most.values())) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
             await self._train()
             self._tell(Event("finished", f"{rounds.done} rounds"))
@@ -109,9 +107,9 @@ class Server(Service):
         assert number is not None
         self._seen[number] = time.monotonic()
         if isinstance(message, messages.Knock):
-            return Said(messages.Welcome(run=self._rounds.run), self._rounds.recipe.to_toml().encode())
+            return await self._welcomed(number)
         if isinstance(message, messages.Hello):
-            await self._work(lambda: self._rounds.enrol(identity, message))
+            await self._work(lambda: self._rounds.enrol(identity, message, payload))
             self._tell(Event("enrolled", f"{identity.name}, {message.samples} samples"))
             self._notify()
             return Said(messages.Enrolled())
@@ -131,6 +129,13 @@ class Server(Service):
             self._notify()
             return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a server is not told {message.kind!r}")
+
+    async def _welcomed(self, number: int) -> Said:
+        """Return the recipe; a device that has sent its sums is kept waiting for what all of them make."""
+        rounds = self._rounds
+        if rounds.sums_bytes and number in rounds.members:
+            await self._within(rounds.section.heartbeat, lambda: rounds.begun)
+        return Said(messages.Welcome(run=rounds.run), rounds.served.to_toml().encode())
 
     async def _pulled(self, number: int, message: messages.Pull) -> Said:
         """Return work, or the final model, or after a while nothing."""
@@ -168,17 +173,10 @@ class Server(Service):
     def _report(self) -> dict[str, Any]:
         rounds, going, alive = self._rounds, self._rounds.open, self._alive(self._lost)
         return {
-            "name": rounds.recipe.name,
-            "method": rounds.recipe.method.name,
-            "rounds": rounds.recipe.rounds,
-            "done": rounds.done,
-            "finished": rounds.finished,
-            "seconds": round(time.monotonic() - self._began, 1),
+            **self._facts(rounds),
             "open": None
             if going is None
             else {"round": going.number, "selected": list(going.cohort), "taken": sorted(going.taken)},
-            "last": None if rounds.last is None else asdict(rounds.last),
-            "refused": dict(self._refusals),
             "devices": [
                 {"name": m.name, "number": m.number, "samples": m.samples, "left": m.left, "alive": m.number in alive}
                 for _, m in sorted(rounds.members.items())

@@ -9,13 +9,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from personafl.deploy.net.codes import Refused
 from personafl.deploy.net.identity import Files, Identity, Revocations
-from personafl.deploy.net.messages import Said
+from personafl.deploy.net.messages import Refused, Said
 from personafl.deploy.net.stream import Cap
 from personafl.deploy.net.transport import serve
 from personafl.deploy.server.history import Closed
@@ -107,6 +106,19 @@ class Service:
 
     async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, task)
+
+    def _facts(self, run: Any) -> dict[str, Any]:
+        """Return what a report says of any run."""
+        return {
+            "name": run.recipe.name,
+            "method": run.recipe.method.name,
+            "rounds": run.recipe.rounds,
+            "done": run.done,
+            "finished": run.finished,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "last": None if run.last is None else asdict(run.last),
+            "refused": dict(self._refusals),
+        }
 
     def _alive(self, seconds: float) -> set[int]:
         since = time.monotonic() - seconds

@@ -221,7 +221,7 @@ class _Pool:
 
 def _end(workers: list[_Worker]) -> None:
     for worker in workers:
-        worker.process.terminate()
+        worker.process.kill()  # it ignores what is more polite
         worker.process.join()
         worker.process.close()
         worker.connection.close()
@@ -281,8 +281,8 @@ def _serve(connection: Connection, tasks: _Shelf, results: _Shelf, work: Work, p
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before that was asked for
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group, they are for the parent to answer
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # some sandboxes forbid it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # who wakes does not push aside the one who woke it
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ class StatesLost(PersonaError):
 
 def lost(what: str) -> StatesLost:
     """Return the error with what is left of the run."""
-    return StatesLost(f"{what}; the last checkpoint is kept: personafl resume continues, here or on a cluster")
+    return StatesLost(f"{what}; the last checkpoint is kept, and can go on here or on a cluster")
 
 
 class Nodes(Protocol):

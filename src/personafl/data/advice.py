@@ -1,0 +1,88 @@
+"""What to know of data before training on them, in a sentence each: scales, small clients, one class, label skew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from personafl.data.config import DataConfig, Moments
+from personafl.data.federated import Clients, FederatedData
+from personafl.data.moments import column, sums_of
+
+_FEW = 10  # training samples, below which a personal model is a guess
+_FAR = 10.0  # times standard: inputs that are further off train badly as they are
+_SKEWED = 0.1  # total variation beyond that of clients dealt at random
+
+
+def inputs_line(data: FederatedData, config: DataConfig) -> str:
+    """Say how networks see inputs."""
+    if not data.x.is_floating_point():
+        return "tokens, as they are"
+    if config.normalize == "none":
+        return "as they are (data.normalize = none)"
+    size = f"standardised per {data.axis} ({data.x.shape[1]:,})"
+    if isinstance(config.normalize, Moments):
+        return f"{size}, by the numbers in data.normalize"
+    return f"{size}, from sums over {len(data.seen):,} clients' training data"
+
+
+def advice(data: FederatedData, config: DataConfig) -> Iterator[str]:
+    """Yield what to know of the data before anything is trained on them."""
+    if data.x.is_floating_point():
+        yield from _scales(data, config)
+    few = np.flatnonzero(data.train.sizes < _FEW)
+    if len(few):
+        yield f"{_some(data, few)} fewer than {_FEW} training samples: own models are guesses; see data.min_samples"
+    if data.task == "classification":
+        yield from _labels(data)
+
+
+def _scales(data: FederatedData, config: DataConfig) -> Iterator[str]:
+    sums = sums_of(data)
+    mean, std = sums.mean, (sums.spread / sums.size).sqrt()
+    constant = std <= 1e-12 * mean.abs()
+    which = [column(data, place) for place in torch.nonzero(constant).flatten().tolist()]
+    if which:
+        yield f"{len(which):,} of {len(std):,} {data.axis}s ({_first(which)}) never change: they teach nothing"
+    mean, std = mean[~constant], std[~constant]
+    if config.normalize != "none" or not len(std):
+        return
+    if float(std.max()) > _FAR or float(std.min()) < 1 / _FAR**2 or float((mean.abs() / std).max()) > _FAR:
+        yield (
+            f"{data.axis}s have means from {mean.min():.3g} to {mean.max():.3g} and standard deviations from "
+            f"{std.min():.3g} to {std.max():.3g}, and networks see them as they are: training may diverge; "
+            'set data.normalize = "auto"'
+        )
+
+
+def _labels(data: FederatedData) -> Iterator[str]:
+    counts = data.counts("train").astype(np.float64)
+    one = np.flatnonzero((counts > 0).sum(axis=1) == 1)
+    if len(one):
+        yield f"{_some(data, one)} one class only: saying nothing else is right, so their accuracy says little"
+    size = np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    pooled = counts.sum(axis=0) / counts.sum()
+    apart = float(np.abs(counts / size - pooled).sum(axis=1).mean() / 2)
+    # E|p̂ − p| of a share p among n samples is about √(2p(1 − p)/πn), and no more than 2p(1 − p).
+    spread = np.minimum(np.sqrt(2 * pooled * (1 - pooled) / (np.pi * size)), 2 * pooled * (1 - pooled))
+    chance = float(spread.sum(axis=1).mean() / 2)
+    meaning = (
+        "clients differ in their labels, which personal methods are for"
+        if apart > chance + _SKEWED
+        else "their labels give personal methods little to gain; their inputs may"
+    )
+    yield (
+        f"label skew: the mixes of clients are {apart:.2f} from that of all (mean total variation; 0 alike, 1 nothing "
+        f"in common; dealt at random {chance:.2f}): {meaning}"
+    )
+
+
+def _some(data: FederatedData, clients: Clients) -> str:
+    names = _first([data.client_names[int(client)] for client in clients])
+    return f"{len(clients):,} of {data.clients:,} clients ({names}) {'has' if len(clients) == 1 else 'have'}"
+
+
+def _first(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:6])) + (", …" if len(names) > 6 else "")

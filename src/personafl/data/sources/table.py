@@ -1,0 +1,345 @@
+"""Tables, one row per sample: CSV, TSV and Parquet files, and tabular Hugging Face data.
+
+Columns with numbers, or true and false, are features. A column with text is one feature per value, 1 where the row has
+it: at most 50 values, and no more than half as many as rows. A single column with longer text is text to classify, by
+hashed words. Whatever a column cannot be made into numbers by is an error that names the column.
+"""
+
+import gzip
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from personafl.core.reading import Reading
+from personafl.core.split import listed
+from personafl.data.sources.dataset import Array, Dataset, checked
+from personafl.data.sources.text import hashed_words
+from personafl.errors import BadInput, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LABELS = ("label", "labels", "fine_label", "character", "y", "target", "class")
+USERS = ("user", "user_id", "writer_id", "client_id", "speaker_id")
+TEXTS = ("text", "sentence", "content")
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+_HALVES = {"train": 0, "0": 0, "false": 0, "test": 1, "1": 1, "true": 1}
+_VALUES = 50  # of a text column that becomes features
+_COUNTED = 20  # rows, from which a column that counts them is taken for an index
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file is one by its name."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def read_table(path: Path, reading: Reading) -> Dataset:
+    """Read a table, or a folder's train and test tables."""
+    files = halves_of(path) if path.is_dir() else [path]
+    frames = [_frame(file) for file in files]
+    first = set(frames[0].columns)
+    for file, frame in zip(files, frames, strict=True):
+        if other := sorted(first.symmetric_difference(frame.columns)):
+            raise BadInput(f"{file}: {files[0].name} and {file.name} do not both have column {other[0]!r}; add it")
+    return from_frames(str(path), path.name.split(".")[0], frames, reading)
+
+
+def halves_of(folder: Path) -> list[Path]:
+    """Return the tables train and test of a folder."""
+    found = [folder / f"{half}{suffix}" for half in ("train", "test") for suffix in SUFFIXES]
+    return [path for path in found if path.is_file()]
+
+
+def from_frames(
+    where: str,
+    name: str,
+    frames: "Sequence[pd.DataFrame]",
+    reading: Reading,
+    label_names: Sequence[str] = (),
+    x: Array | None = None,
+) -> Dataset:
+    """Make a data set of tables with the same columns; a second one holds the test half. `x` are inputs beside them."""
+    import pandas as pd
+
+    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    if not len(frame):
+        raise BadInput(f"{where}: holds no rows; check the file")
+    split: Array | None = np.repeat(np.arange(len(frames)), [len(part) for part in frames]) if frames[1:] else None
+    label = _chosen(where, frame, "label", reading, LABELS)
+    user = _chosen(where, frame, "user", reading, USERS)
+    half = _chosen(where, frame, "split", reading, ("split",)) if split is None else None
+    if label is None and reading.who != "predict":
+        raise BadInput(
+            f"{where}: has columns {listed(list(map(str, frame.columns)))}; say which to predict with data.label"
+        )
+    if half is not None:
+        split = _halves(f"{where}: column {half!r}", frame[half])
+    found: dict[str, Any] = {"label": label, "user": user, "split": half}
+    if x is None:
+        names = _features(where, frame, [column for column in (label, user, half) if column is not None], reading)
+        x, known = _inputs(where, frame, names, None if split is None else split == 0, reading)
+        found |= known
+    y = None if label is None else _values(f"{where}: column {label!r}", frame[label])
+    return checked(
+        where if label is None else f"{where}: column {label!r}",
+        name=name,
+        x=x,
+        y=y,
+        user=None if user is None else _values(f"{where}: column {user!r}", frame[user]).astype(str),
+        split=split,
+        label_names=label_names,
+        vocabulary=reading.vocabulary if x.dtype == np.int64 else None,
+        reading=reading.model_copy(update=found),
+    )
+
+
+def _frame(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            sep, decimal = _marks(path)
+            frame = pd.read_csv(
+                path,
+                sep=sep,
+                decimal=decimal,
+                encoding="utf-8-sig",
+                na_values=["?"],
+                low_memory=False,
+                index_col=False,
+            )
+    except ImportError:
+        raise BadInput(f"{path}: needs pyarrow, pip install 'personafl[parquet]'; or save it as .csv") from None
+    except pd.errors.ParserWarning:
+        more = "its lines have more fields than the first line has names; name every column there"
+        raise BadInput(f"{path}: {more}") from None
+    except pd.errors.EmptyDataError:
+        raise BadInput(f"{path}: is empty; check the file") from None
+    except (OSError, ValueError, EOFError) as error:  # pandas' ParserError and pyarrow's ArrowInvalid are ValueErrors
+        reason = " ".join(str(error).split())[:160]
+        kind = "Parquet" if path.suffix == ".parquet" else "UTF-8 CSV"
+        raise BadInput(f"{path}: cannot be read as {kind} ({reason}); check the file") from None
+    if all(_is_number(str(name)) for name in frame.columns):
+        raise BadInput(f"{path}: its first line has numbers; put the columns' names there")
+    return frame
+
+
+def _marks(path: Path) -> tuple[str, str]:
+    """Return what separates fields, by the first line, and what decimals: between semicolons it may be a comma."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        line, more = file.readline(100_000), file.read(100_000)
+    mark = "\t" if ".tsv" in path.suffixes else max((",", ";", "\t"), key=lambda sign: line.count(sign.encode()))
+    return mark, "," if mark == ";" and re.search(rb"\d,\d", more) else "."
+
+
+def _chosen(where: str, frame: "pd.DataFrame", key: str, reading: Reading, known: Sequence[str]) -> str | None:
+    """Return the column for a key of the recipe, or one that is called as such columns often are."""
+    columns = [str(name) for name in frame.columns]
+    given: str | None = getattr(reading, key)
+    if given is None:
+        return next((name for name in known if name in columns), None)
+    if given in columns:
+        return given
+    if reading.who == "predict" or (reading.who == "device" and key == "user"):
+        return None
+    raise BadInput(f"{where}: data.{key} = {given!r} is no column; {did_you_mean(given, columns)}")
+
+
+def _features(where: str, frame: "pd.DataFrame", taken: list[str], reading: Reading) -> list[str]:
+    columns = [str(name) for name in frame.columns]
+    for key, given in (("features", reading.features or ()), ("drop", reading.drop if reading.who == "all" else ())):
+        for name in given:
+            if name not in columns:
+                raise BadInput(f"{where}: data.{key} has {name!r}, which is no column; {did_you_mean(name, columns)}")
+            if key == "features" and name in taken:
+                raise BadInput(f"{where}: data.features has {name!r}, which is the label, user or split; take it out")
+    if reading.features is not None:
+        return [name for name in reading.features if name not in reading.drop]
+    names = [name for name in columns if name not in taken and name not in reading.drop]
+    if not names:
+        raise BadInput(f"{where}: has no column besides label, user and split; there is nothing to learn from")
+    if reading.who == "device":
+        raise BadInput(
+            f"{where}: the server's recipe does not say which columns are inputs, and in which order; add "
+            f"data.features = {names} to it".replace("'", '"')
+        )
+    return names
+
+
+def _inputs(
+    where: str, frame: "pd.DataFrame", names: list[str], train: Array | None, reading: Reading
+) -> tuple[Array, dict[str, Any]]:
+    """Return the inputs of all rows, and what a reader of another file must know to make the same of it."""
+    kept, categories = dict(reading.categories or {}), {}
+    found: dict[str, Any] = {"features": tuple(names)}
+    only = frame[names[0]]
+    alone = len(names) == 1 and names[0] not in kept and _is_text(only)
+    if alone:
+        _check_text(f"{where}: column {names[0]!r}", only, names[0])
+    if alone and (names[0] in TEXTS or reading.who != "all" or not _few(only)):
+        return hashed_words(only.fillna("").astype(str), reading), found
+    parts: list[NDArray[np.float32]] = []
+    fill: dict[str, float] = dict(reading.missing) if isinstance(reading.missing, dict) else {}
+    for name in names:
+        column, at = frame[name], f"{where}: column {name!r}"
+        if name in kept or _is_text(column):
+            if name not in kept:
+                _check_text(at, column, name)
+            categories[name] = kept.get(name) or _categories(at, column, name, reading)
+            parts.append(_one_hot(at, column, name, categories[name], reading))
+        else:
+            parts.append(_numbers(at, column, name, train, fill, reading, counted=reading.features is None)[:, None])
+    if reading.missing != "error":
+        found["missing"] = fill
+    return np.concatenate(parts, axis=1), found | {"categories": categories or None}
+
+
+def _numbers(
+    at: str,
+    column: "pd.Series[Any]",
+    name: str,
+    train: Array | None,
+    fill: dict[str, float],
+    reading: Reading,
+    counted: bool,
+) -> NDArray[np.float32]:
+    import pandas as pd
+
+    drop = f'leave the column out with data.drop = ["{name}"]'
+    if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
+        raise BadInput(f"{at}: holds dates; {drop}, or make numbers of them")
+    try:
+        values = pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise BadInput(f"{at}: holds {type(column.iloc[0]).__name__}, and numbers or text are read; {drop}") from None
+    gone = np.isnan(values)
+    if gone.any():
+        if reading.missing == "error":
+            raise BadInput(
+                f'{at}: {int(gone.sum())} of {len(values)} values are missing; fill them with data.missing = "mean", '
+                f"remove these rows, or {drop}"
+            )
+        if reading.missing == "mean" and reading.who == "device":
+            raise BadInput(
+                f"{at}: values are missing; say in the server's recipe with which number all devices fill them, "
+                f"data.missing = {{{name} = 0}}"
+            )
+        if reading.missing != "mean" and name not in fill:
+            raise BadInput(f"{at}: {int(gone.sum())} of {len(values)} values are missing; add it to data.missing")
+        seen = values[~gone] if train is None else values[~gone & train]
+        if reading.missing == "mean" and not len(seen):
+            raise BadInput(f"{at}: all values are missing; {drop}")
+        if reading.missing == "mean":
+            fill[name] = float(seen.mean())
+        values = np.where(gone, fill[name], values)
+    if counted and len(values) >= _COUNTED and (np.diff(values) == 1).all():
+        raise BadInput(f"{at}: counts the rows, which says nothing of them; {drop}, or list data.features")
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    if not np.isfinite(single).all():
+        bad = int(np.argmin(np.isfinite(single)))
+        raise BadInput(f"{at}: row {bad + 1} has {values[bad]}, which no model can learn from; correct it, or {drop}")
+    return single
+
+
+def _check_text(at: str, column: "pd.Series[Any]", name: str) -> None:
+    """Refuse a column with numbers but for a few values."""
+    import pandas as pd
+
+    values = column.dropna().astype(str)
+    other = pd.to_numeric(values, errors="coerce").isna().to_numpy()
+    if other.sum() < len(values) / 2:
+        row = values.index[int(np.argmax(other))]
+        raise BadInput(
+            f"{at}: has numbers but for {int(other.sum())} values, such as {values[row]!r} in row {row + 1}; correct "
+            f'them, or leave it out with data.drop = ["{name}"]'
+        )
+
+
+def _categories(at: str, column: "pd.Series[Any]", name: str, reading: Reading) -> tuple[str, ...]:
+    values, drop = column.dropna().astype(str), f'leave it out with data.drop = ["{name}"]'
+    if reading.who == "device":
+        raise BadInput(
+            f"{at}: has text, and the server's recipe does not say which values there are; add "
+            f"data.categories.{name} = [...] to it"
+        )
+    if not _few(column):
+        raise BadInput(
+            f"{at}: has {values.nunique()} different texts in {len(column)} rows, such as {values.iloc[0]!r}; {drop}, "
+            f'or learn from this text alone with data.features = ["{name}"]'
+        )
+    return tuple(sorted(values.unique()))
+
+
+def _one_hot(
+    at: str, column: "pd.Series[Any]", name: str, values: tuple[str, ...], reading: Reading
+) -> NDArray[np.float32]:
+    """Return [rows, values]: 1 where the row has the value; where it has none, 0 in all."""
+    import pandas as pd
+
+    gone = column.isna().to_numpy()
+    if gone.any() and reading.missing == "error":
+        raise BadInput(
+            f"{at}: {int(gone.sum())} of {len(column)} values are missing; leave such rows without a value with "
+            f'data.missing = "mean", or leave the column out with data.drop = ["{name}"]'
+        )
+    place = pd.Index(values).get_indexer(pd.Index(column.astype(str)))
+    unknown = ~gone & (place < 0)
+    if unknown.any() and reading.who != "predict":
+        value = column[int(np.argmax(unknown))]
+        raise BadInput(f"{at}: {value!r} is none of data.categories.{name}, {listed(values)}; add it there")
+    place[gone] = -1
+    table: NDArray[np.float32] = (place[:, None] == np.arange(len(values))).astype(np.float32)
+    return table
+
+
+def _halves(at: str, column: "pd.Series[Any]") -> Array:
+    halves = column.astype(str).str.strip().str.lower().map(_HALVES)
+    if halves.isna().any():
+        value = column[int(np.argmax(halves.isna().to_numpy()))]
+        raise BadInput(f"{at}: has {str(value)!r}; mark each row with train or test, or with 0 or 1")
+    return halves.to_numpy(dtype=np.int64)
+
+
+def _values(at: str, column: "pd.Series[Any]") -> Array:
+    """Return labels or users as whole numbers, fractions or text."""
+    import pandas as pd
+
+    gone = int(column.isna().sum())
+    if gone:
+        raise BadInput(f"{at}: {gone} of {len(column)} values are missing; remove these rows or fill them in")
+    if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
+        return column.astype(str).to_numpy(dtype=str)
+    values: Array = column.to_numpy()
+    whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
+    return values.astype(np.int64) if whole else values
+
+
+def _is_text(column: "pd.Series[Any]") -> bool:
+    """Whether a column has text; what else pandas has no type for (lists, decimals) has not."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return True
+    return pd.api.types.infer_dtype(column, skipna=True) in ("string", "mixed-integer")
+
+
+def _few(column: "pd.Series[Any]") -> bool:
+    return int(column.nunique()) <= min(_VALUES, max(2, len(column) // 2))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
