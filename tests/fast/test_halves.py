@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from personafl.core.net import Buffers, Net
 from personafl.core.rng import generator
 from personafl.core.tree import Params
-from personafl.fast.halves import Halves, halves_of
+from personafl.fast.halves import Halves, first_layer, halves_of
 from personafl.models import convolutional, personal_split, transformer, with_adapters, zoo
 
 IMAGES = torch.rand((5, 1, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -193,3 +193,16 @@ def test_a_cut_is_found_once_and_under_vmap_too() -> None:
     torch.func.vmap(look)(torch.zeros(2))
     assert found[0] is not None
     assert halves_of(net, ["3.bias", "3.weight"], IMAGES) is found[0]
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_a_network_that_looks_at_its_neighbours_is_not_divided(which: int) -> None:
+    """What one sample of a batch decides for all is another thing in every step."""
+
+    class Scaled(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * x[which].mean().item())
+
+    net = net_of(lambda: Scaled(nn.Flatten(), nn.Linear(256, 9), nn.Tanh(), nn.Linear(9, 3)))
+    assert halves_of(net, ["3.weight", "3.bias"], IMAGES) is None
+    assert first_layer(net, ["1.weight", "1.bias"], IMAGES) is None

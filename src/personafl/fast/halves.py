@@ -43,6 +43,7 @@ class FirstLayer:
     rest: Net
 
 
+_OTHERS = [2, 0]  # of three samples: a sample's features may not depend on its neighbours, their number or its place
 # By network, question and trained parameters; workers and rules ask again in every round.
 _KNOWN: weakref.WeakKeyDictionary[Net, dict[tuple[object, frozenset[str]], Any]] = weakref.WeakKeyDictionary()
 Found = TypeVar("Found")
@@ -188,10 +189,10 @@ def _checked(net: Net, features: Net, head: Net, x: Tensor) -> Halves | None:
     In-place operations, or features whose first axis is not the sample, make them something else.
     """
     start, whole = _tried(net, x)
-    two, _ = _counted(features, start, x[:2].clone())
+    two, _ = _counted(features, start, x[_OTHERS])
     values, below = _counted(features, start, x.clone())
     outputs, above = _counted(head, start, values.clone())
-    if below < above or len(values) != len(x) or not (_close(values[:2], two) and _close(outputs, whole)):
+    if below < above or len(values) != len(x) or not (_close(values[_OTHERS], two) and _close(outputs, whole)):
         return None
     return Halves(features, head, values[0].numel())
 
@@ -200,9 +201,10 @@ def _makes_whole(found: FirstLayer, net: Net, x: Tensor) -> bool:
     """Say whether the halves and the layer between them make the whole on samples x [3, …]."""
     start, whole = _tried(net, x)
     two, values = (
-        found.features.apply({name: start[name] for name in found.features.shapes}, part.clone()) for part in (x[:2], x)
+        found.features.apply({name: start[name] for name in found.features.shapes}, part.clone())
+        for part in (x[_OTHERS], x)
     )
-    if values.ndim != 2 or len(values) != len(x) or not _close(values[:2], two):
+    if values.ndim != 2 or len(values) != len(x) or not _close(values[_OTHERS], two):
         return False
     between = functional.linear(values, start[found.weight], None if found.bias is None else start[found.bias])
     return _close(found.rest.apply({name: start[name] for name in found.rest.shapes}, between), whole)
