@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import logging
 import math
 import warnings
@@ -79,13 +80,12 @@ def _exported(network: nn.Module, x: Tensor) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch logs about itself from the user; an error is raised anyway."""
+    """Keep what torch logs and prints about itself from the user; an error is raised anyway."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         logger.setLevel(level)
