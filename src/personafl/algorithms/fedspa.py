@@ -33,7 +33,6 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
-from torch.func import grad
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.personal import Personal, fine_tuning
@@ -41,7 +40,7 @@ from personafl.algorithms.training import Between, Count, Rate, Training, TunedC
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
-from personafl.core.descend import descend
+from personafl.core.descend import descend, gradient_and_value
 from personafl.core.optim import OptimizerSpec
 from personafl.core.tree import Params, Tree
 
@@ -119,7 +118,7 @@ class SpaClient(TunedClient):
         batches = data.phases["search"]
         gradient = tree.zeros_like(w)
         for batch in batches.each():
-            gradient = tree.add(gradient, grad(problem.mean_loss)(w, batch))
+            gradient = tree.add(gradient, gradient_and_value(problem.mean_loss, w, batch)[0])
         progress = (data.round.to(torch.float64) / self.search_rounds).clamp(max=1.0)
         rate = self.prune_rate / 2 * (1 + torch.cos(math.pi * progress))
         mask = {

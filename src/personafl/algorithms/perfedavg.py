@@ -25,7 +25,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
 from personafl.algorithms.finetune import FinetuneClient
@@ -34,8 +33,9 @@ from personafl.algorithms.training import Between, Count, NonNegative, Rate, Tra
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem
 from personafl.core.batches import Data, Steps, Together, Zipped
-from personafl.core.descend import descend
+from personafl.core.descend import descend, gradient_and_value
 from personafl.core.optim import OptimizerSpec, Sgd
+from personafl.core.seam import definition
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 
@@ -45,11 +45,13 @@ Variant = Literal["first-order", "hessian-free"]
 def meta_gradient(problem: Problem, w: Params, step: Together, rate: float, delta: float) -> tuple[Params, Tensor]:
     """Return g, or g − α·d if the step has a third minibatch, and f(w̃; D′)."""
     inner, outer, *hessian = step.parts
-    gradient = grad(problem.mean_loss)
-    adapted = _moved(w, gradient(w, inner), -rate)
-    g, loss = grad_and_value(problem.mean_loss)(adapted, outer)
+    # By torch.func, within which the sooner ways round otherwise, unless it cannot take the network.
+    gradient = gradient_and_value if problem.net.unstackable else definition(gradient_and_value)
+    adapted = _moved(w, gradient(problem.mean_loss, w, inner)[0], -rate)
+    g, loss = gradient(problem.mean_loss, adapted, outer)
     if hessian:
-        ahead, behind = (gradient(_moved(w, g, shift), hessian[0]) for shift in (delta, -delta))
+        points = (_moved(w, g, shift) for shift in (delta, -delta))
+        ahead, behind = (gradient(problem.mean_loss, point, hessian[0])[0] for point in points)
         g = _moved(g, tree.sub(ahead, behind), -rate / (2 * delta))
     return g, loss
 

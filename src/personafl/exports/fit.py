@@ -116,10 +116,11 @@ def fit(
     recipe = _with_bits(recipe)
     federation = prepare(recipe).federation
     shared = federation.problems[0]
-    shared.net.to(_META, federation.dtype)
+    networks = list(_networks(recipe, federation, models))
+    if not any(net.unstackable for net in (shared.net, *(net for _, net in networks))):  # it may look at values
+        federation = _of_shapes(federation, *(net for _, net in networks))
     found: list[Candidate] = []
-    for network, net in _networks(recipe, federation, models):
-        net.to(_META, federation.dtype)
+    for network, net in networks:
         try:
             own = _quantized(federation, dataclasses.replace(shared, local_net=net, bits=1))
         except BadInput as error:  # it has no layer to quantize
@@ -271,17 +272,22 @@ def _bytes(federation: Federation, net: Net, quantized: frozenset[str], bits: in
     return wire.size((model,))
 
 
+def _of_shapes(federation: Federation, *nets: Net) -> Federation:
+    """Return the federation, its network and others without any numbers, for which nothing is computed."""
+    for net in (federation.problems[0].net, *nets):
+        net.to(_META, federation.dtype)
+    data = federation.data
+    return dataclasses.replace(federation, data=dataclasses.replace(data, x=data.x.to(_META), y=data.y.to(_META)))
+
+
 def _measured(candidate: Candidate, limits: Limits, federation: Federation, net: Net) -> Candidate:
     """Return it with the memory that its training needs on the client with most samples, if that is in question."""
     if limits.memory is None or candidate.bytes > limits.bytes:
         return candidate
     data = federation.data
-    shapes = dataclasses.replace(data, x=data.x.to(_META), y=data.y.to(_META))
     problem = dataclasses.replace(federation.problems[0], local_net=net, bits=candidate.bits)
     largest = data.seen[data.train.sizes[data.seen].argmax()]
-    return dataclasses.replace(
-        candidate, memory=round_memory(dataclasses.replace(federation, data=shapes), problem, int(largest))
-    )
+    return dataclasses.replace(candidate, memory=round_memory(federation, problem, int(largest)))
 
 
 def _rank(candidate: Candidate) -> tuple[int, float]:

@@ -6,6 +6,7 @@ u is shared (as received, as trained, its gradient), v personal (as trained, its
 of one batch needs besides. Without a split u is everything; with a whole personal model v is everything too.
 """
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from personafl.core import rng
 from personafl.core.algorithm import Problem, for_returning
 from personafl.core.batches import Batch, Batches, Data
+from personafl.core.descend import gradient_and_value
 from personafl.core.seam import using
 from personafl.core.tree import Params
 from personafl.fast import minibatches
-from personafl.fast.table import FASTER
+from personafl.fast.table import FASTER, enabled
 from personafl.runs.job import Job
 from personafl.simulate.engine import gather
 from personafl.simulate.federation import Federation
@@ -93,7 +94,9 @@ def _two_steps(batches: Batches) -> Iterator[Batch]:
 
 def _backprop(problem: Problem, params: Params, batch: Batch) -> int:
     """Return the peak of a gradient's memory beyond the gradient itself."""
-    return max(0, _peak(lambda: grad(problem.mean_loss)(params, batch)) - _size(params))
+    with enabled() if problem.net.unstackable else contextlib.nullcontext():  # torch.func may not be able to
+        peak = _peak(lambda: gradient_and_value(problem.mean_loss, params, batch))
+    return max(0, peak - _size(params))
 
 
 def _size(params: Params) -> int:
