@@ -217,7 +217,7 @@ def failed_in(path: Path) -> list[FailedRun]:
 
 
 def notes_of(path: Path) -> list[str]:
-    """Return how a run, or the first run of a comparison, saw its data, and what was left out of them."""
+    """Return how a run, or the first run of a comparison, saw its data, what was left out of them, and such."""
     begun = (child / "split.json" for _, _, child in _runs(path))
     split: dict[str, Any] = next((read_json(file) for file in begun if file.exists()), {})
     seen = [f"inputs: {split['inputs']}"] if "inputs" in split else []  # directories of version 0.1 do not say it

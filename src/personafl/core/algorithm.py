@@ -60,6 +60,11 @@ class Problem:
         return self.local_net or self.net
 
     @property
+    def unstackable(self) -> str | None:
+        """What of the networks cannot be run for several clients at once, if that was found."""
+        return self.net.unstackable or self.personal_net.unstackable
+
+    @property
     def mean_loss(self) -> MeanLoss:
         """f(w; B) of the shared architecture."""
         return MeanLoss(self.net, self.loss)

@@ -52,7 +52,7 @@ class Net:
         self._one_at_a_time = threading.RLock()  # a call puts its values into the module
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
-        self.unstackable: str | None = None  # why it cannot be run for several clients at once, if that was found
+        self.unstackable: str | None = None  # what of it cannot be run for several clients at once, if that was found
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_one_at_a_time"}
@@ -130,7 +130,8 @@ class Net:
             raise BadInput(f"model: forward() returns a {type(output).__name__}; it must return one tensor of outputs")
         # Another thread may have drawn meanwhile; then outputs are still the same.
         if not torch.equal(before, draws()) and not all(torch.equal(other, output) for other in again):
-            raise BadInput("model: forward() draws at random, so runs would not repeat; use nn.Dropout as a layer")
+            remedy = "use nn.Dropout as a layer, and dropout=0 in nn.LSTM, nn.MultiheadAttention and such"
+            raise BadInput(f"model: forward() draws at random, so runs would not repeat; {remedy}")
         return output
 
 
@@ -190,6 +191,10 @@ class _MaskedNorm(nn.Module):
 
 def _prepared(module: nn.Module, buffers: Buffers) -> nn.Module:
     """Return a copy in which every layer is a pure function of parameters, key and mask."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInput(
+            "model: is compiled by torch.jit, and its layers cannot be seen; give the module it was made from"
+        )
     module = copy.deepcopy(module).train()
     # With duplicates: a layer used under two names must be replaced in both places.
     layers = list(module.named_modules(remove_duplicate=False))

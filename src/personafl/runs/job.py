@@ -42,6 +42,13 @@ class Job:
     federation: Federation
     objects: tuple[str, ...] = ()  # what was given as an object, so that the recipe alone cannot repeat the run
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of the data and the networks."""
+        found = [each.unstackable for each in self.federation.problems] if self.recipe.engine.strategy == "auto" else []
+        why = [f"clients are trained one by one: torch.func cannot batch {one}" for one in dict.fromkeys(found) if one]
+        return [*self.federation.data.notes, *why]
+
     def files(self) -> dict[str, str]:
         """The first files of its run directory."""
         data = self.federation.data
@@ -51,7 +58,7 @@ class Job:
             "clients": data.clients,
             "seen": data.seen.tolist(),
             "unseen": data.unseen.tolist(),
-            "notes": list(data.notes),
+            "notes": self.notes,
             "inputs": inputs_line(data, self.recipe.data),
             "normalize": None if data.moments is None else data.moments.model_dump(),
             "samples": {name: data.rows(name).sizes.tolist() for name in ("train", "validation", "test")},

@@ -36,7 +36,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class Note:
-    """A line that a display prints; of data that several runs share once."""
+    """A line that a display prints; of what several runs share once."""
 
     text: str
     shared: bool = False

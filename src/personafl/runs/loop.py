@@ -33,8 +33,8 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
         checkpoint = directory.checkpoint()
         directory.rewind(checkpoint)
         if listener is not None and not checkpoint.rounds:
-            for note in job.federation.data.notes:
-                listener(Note(f"data: {note}", shared=True))
+            for note in job.notes:
+                listener(Note(f"note: {note}", shared=True))
         job = _calibrated(job, directory, checkpoint, listener)
         with contextlib.closing(Tracker(job.recipe, directory.path, directory.metrics())) as tracker:
             run = Run(job, directory, checkpoint, tracker, listener)

@@ -62,16 +62,13 @@ def calibrated(
 def in_doubt(problem: Problem, device: torch.device) -> bool:
     """Say whether only measuring tells how clients are trained faster."""
     nets = problem.net, problem.personal_net
-    if device.type != "cpu" or any(net.unstackable for net in nets):
+    if device.type != "cpu" or problem.unstackable:
         return False
     return any(net.convolutional or net.parameters > _SMALL for net in nets)
 
 
 def _choice(federation: Federation, which: int, memory: int, clock: Clock) -> tuple[Strategy, str | None]:
     problem, device = federation.problems[which], federation.data.device
-    reason = problem.net.unstackable or problem.personal_net.unstackable
-    if reason:
-        return "sequential", f"clients are trained one by one: torch.func cannot stack the model ({reason})"
     if not in_doubt(problem, device) or not (federation.problem_of[federation.data.seen] == which).any():
         return federation.engines[which].strategy, None
     key = _key(federation, which)

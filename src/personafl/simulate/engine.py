@@ -59,12 +59,11 @@ class Engine:
             convolutional = problem.net.convolutional or problem.personal_net.convolutional
             on_cpu = "sequential" if convolutional else "stacked"
             strategy = {"cpu": on_cpu, "cuda": "graphs"}.get(device.type, "stacked")
-        reason = problem.net.unstackable or problem.personal_net.unstackable
-        if reason and given in ("stacked", "graphs"):
-            raise BadInput(
-                f'engine.strategy: {given!r} is not possible, torch.func cannot stack the model: {reason}; use "auto"'
-            )
-        strategy = "sequential" if reason else strategy
+        if problem.unstackable:
+            if given in ("stacked", "graphs"):
+                why = f"torch.func cannot batch {problem.unstackable}"
+                raise BadInput(f'engine.strategy: {given!r} is not possible: {why}; use "auto"')
+            strategy = "sequential"
         parameters = max(problem.net.parameters, problem.personal_net.parameters)
         chunk = max(1, memory // (16 * 4 * parameters))
         if device.type == "cpu":
