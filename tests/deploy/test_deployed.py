@@ -30,6 +30,7 @@ from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import transport
 from personafl.deploy.net.messages import Code, Hello, Knock, Leave, Pull, Refused, Update
 from personafl.deploy.net.transport import Channel
+from personafl.deploy.server.opening import deployable
 from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput
 from personafl.models.modelfile import card_of
@@ -361,10 +362,12 @@ def test_a_device_trains_in_its_own_process(tmp_path: Path) -> None:
 
 
 def test_only_what_is_installed_runs_on_a_device(tmp_path: Path) -> None:
-    """A server's recipe that names code of its own is refused by the device."""
+    """A recipe that names code of its own is refused by server and device."""
     for change in ({"method": {"name": "os:system"}}, {"model": {"name": "builtins:exec"}}):
         with pytest.raises(BadInput, match="a device runs only"):
             training._built(_named(change), _own(tmp_path), 0, None)
+        with pytest.raises(BadInput, match="a device runs only"):  # nor does a server wait for it
+            deployable(_named(change))
 
 
 def _named(change: dict[str, dict[str, Any]]) -> Recipe:

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from processes import SMALL, recipe_of, simulated
 from test_deployed import deployed, outcome
+from torch import Tensor, nn
 
 from crash_driver import outcome as left_by
-from personafl import api, export, load_model
+from models.odd import ODD
+from personafl import api, export, load_model, models
 from personafl.algorithms import METHODS, Method
 from personafl.core import wire
 from personafl.recipe.recipe import Recipe
+from personafl.runs.build import prepare
 from personafl.runs.listener import Progress
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "add-an-algorithm.md"
@@ -88,3 +91,25 @@ def test_it_is_deployed_resumed_and_exported(method: str, tmp_path: Path) -> Non
     named = wire.decode_named((tmp_path / "run" / "global.safetensors").read_bytes())
     inside = loaded.network.state_dict()  # of the module that standardises its inputs
     assert {name: value.shape for name, value in inside.items()} == {n: v.shape for n, v in named.items()}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", ["Gru", "Branch"])
+def test_a_network_that_cannot_be_stacked_gives_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that personafl comes with on both sides: devices run no other code."""
+    module = types.ModuleType("personafl.models.odd")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(module)["made"] = lambda classes: nn.Sequential(nn.Flatten(1, 2), Chosen(), ODD[name](classes))
+    monkeypatch.setitem(models._HOMES, "odd", "odd.made")
+    recipe = recipe_of("ditto", rounds=2, model={"name": "odd"})
+    assert prepare(recipe).federation.problems[0].unstackable
+    assert outcome(*deployed(recipe, tmp_path)) == simulated(recipe)
+
+
+class Chosen(nn.Module):
+    """2 × 5 of the pixels of a digit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 3:5, 2:7]

@@ -110,6 +110,14 @@ class Recipe(Strict):
         check_unchanged(path)
         return cls.read(path)
 
+    def check_installed(self) -> None:
+        """Fail if it names code that personafl does not come with."""
+        own = {f"devices[{at}].model": each.model for at, each in enumerate(self.devices) if each.model is not None}
+        for key, section in {"method": self.method, "model": self.model, **own}.items():
+            if ":" in section.name:
+                why = "a device runs only what personafl comes with"
+                raise BadInput(f"{key}.name: {section.name!r} is code of your own, and {why}; use personafl run")
+
     def algorithm(self) -> Algorithm:
         """Return the method with its options."""
         return build_method(self.method.name, self.method.options, self.training.build(), "method")

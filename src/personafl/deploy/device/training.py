@@ -93,12 +93,7 @@ class LocalClient:
 
 def _built(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> tuple[Algorithm, Learners]:
     """Build a server's recipe for one device: clients one by one, and only with code that is installed here."""
-    for key, name in (("method.name", recipe.method.name), ("model.name", recipe.model.name)):
-        if ":" in name:
-            raise BadInput(f"{key}: the server's recipe names {name!r}; a device runs only what personafl comes with")
-    for index, device in enumerate(recipe.devices):
-        if device.model is not None and ":" in device.model.name:
-            raise BadInput(f"devices[{index}].model.name: the server's recipe names {device.model.name!r}; not run")
+    recipe.check_installed()
     names = device_names(recipe.devices)
     kinds = np.zeros(own.data.clients, dtype=np.int64)
     if names:

@@ -31,6 +31,7 @@ def deployable(recipe: Recipe) -> DeploySection:
             raise BadInput(f"{key}: a server and its devices do not have it; remove it, or use personafl run")
     if recipe.federation.offline:
         raise BadInput("federation.offline: devices are in contact with their server; remove it, or use personafl run")
+    recipe.check_installed()
     if recipe.data.normalize == "channel":
         raise BadInput(f'data.normalize: a server has no data to take moments from; use "auto", or {_MOMENTS}')
     return recipe.deploy
