@@ -236,7 +236,7 @@ KEYS = [
     ("model.name=my_models:many", "model: its output for 2 samples has shape [2, 5]", "needs [2, 4]"),
     ("model.name=my_models:other_input", "model: it does not accept", "shape [4]"),
     ("model.name=my_models:normed", "layers 1 keep running statistics", "use GroupNorm", "model.buffers"),
-    ("model.name=my_models:branching engine.strategy=stacked", "engine.strategy", "cannot stack the model", "auto"),
+    ("model.name=my_models:branching engine.strategy=stacked", "engine.strategy", "cannot batch line", "auto"),
     ("model.name=my_models:made model.width=3", "model.width", "takes no options"),
 ]
 DATA = "--dataset good.npz --partition iid:clients=4 --rounds 2 --quiet"
