@@ -6,6 +6,7 @@ Trials are done in this process, one after the other, by what a worker does; the
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from personafl.data import build
 from personafl.data.federated import FederatedData
 from personafl.recipe.compare import read_tuned
 from personafl.recipe.values import merged
+from personafl.runs.interrupt import polite_stop
 from personafl.runs.listener import Event, Note, Progress
 from personafl.storage.rundir import COMPARISON_FILE
 from personafl.sweep import tuning, worker
@@ -279,6 +281,21 @@ def test_what_cannot_be_tuned_is_said_before_any_work(tmp_path: Path, monkeypatc
     with pytest.raises(BadInput, match=r"compare.tune: its trials are trained on this machine, not on a Ray cluster"):
         api.compare(BASE, out=tmp_path / "all")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_stop_that_meets_a_pause_is_a_stop(tmp_path: Path) -> None:
+    """A trial pauses itself by the signal that also stops it; the second of two at once is a KeyboardInterrupt."""
+
+    def both() -> Recipe:
+        with polite_stop():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        raise AssertionError
+
+    task = worker.Task(recipes=(both,), path=tmp_path, pretrained=tmp_path)
+    here, there = multiprocessing.Pipe()
+    assert worker._done(task, there, {}) == worker.Done(stopped=True)
+    assert not here.poll()
 
 
 @pytest.mark.system

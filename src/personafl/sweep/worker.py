@@ -83,7 +83,7 @@ def _done(task: Task, pipe: Connection, splits: dict[int, FederatedData]) -> Don
         return Done(accuracy=statistics.mean(values))
     except _Pruned:
         return Done()
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):  # the latter where a trial had just stopped itself for its score
         return Done(stopped=True)
     except StorageFailed as error:
         return Done(broken=str(error))
