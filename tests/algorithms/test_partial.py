@@ -135,10 +135,21 @@ def test_nothing_personal_is_fedavg(problem: LeastSquares, name: str) -> None:
         assert torch.equal(partial.server.shared.model[key], value)
 
 
+@pytest.mark.parametrize("name", ["fedalt", "fedsim"])
+def test_the_personal_part_goes_at_a_tenth_of_the_rate_unless_it_is_said(name: str) -> None:
+    """The papers' methods of others that are built on these have one rate for both parts."""
+    rates = [
+        METHODS[name].build(TRAINING, **given).client.personal.optimizer.lr for given in ({}, {"personal_lr": 0.3})
+    ]  # type: ignore[attr-defined]
+    assert rates == [TRAINING.optimizer.lr * 0.1, 0.3]
+    for other in ("fedper", "fedrep", "lgfedavg", "fedbn"):
+        assert METHODS[other].build(TRAINING).client.personal.optimizer.lr == TRAINING.optimizer.lr  # type: ignore[attr-defined]
+
+
 def test_everything_personal_is_local_training(problem: LeastSquares) -> None:
     """FedSim with u empty: each client trains the whole model from the common start, and nothing is averaged."""
     training = Training(work=Steps(epochs=2, batch=2), optimizer=Sgd(lr=LR))
-    _, partial = simulate(problem, METHODS["fedsim"].build(training), 3, personal="*")
+    _, partial = simulate(problem, METHODS["fedsim"].build(training, personal_lr=LR), 3, personal="*")
     _, local = simulate(problem, METHODS["local"].build(training), 3)
     assert partial.server.shared.model == {}
     for i in CLIENTS:
@@ -180,7 +191,9 @@ def test_gradients_vanish_with_decaying_steps(problem: LeastSquares, name: str) 
 
     def last_norms(sgd: Sgd, rounds: int) -> tuple[float, float]:
         training = Training(work=Steps(steps=2, batch=None), optimizer=sgd)
-        _, end = simulate(problem, METHODS[name].build(training), rounds, cohort=2, weights="uniform")
+        _, end = simulate(
+            problem, METHODS[name].build(training, personal_lr=sgd.lr), rounds, cohort=2, weights="uniform"
+        )
         gradients = [problem.gradient(i, np.concatenate([shared_of(end), own(end, i)])) for i in CLIENTS]
         shared_gradient = np.mean([g[:2] for g in gradients], axis=0)
         return float(np.linalg.norm(shared_gradient)), max(float(np.linalg.norm(g[2:])) for g in gradients)

@@ -21,7 +21,7 @@ def test_a_method_tunes_options_that_it_has_over_ranges_that_hold_their_defaults
             build(training, **checked(build, {option: scale * end}, "method"))
         default = defaults(build)[option]
         if between.of_lr and default is None:
-            assert build(training, **{option: 0.25}) == build(training)
+            assert build(training, **{option: 0.25 * between.of_lr}) == build(training)
         else:
             assert between.low <= default / scale <= between.high
             assert isinstance(default, int) == isinstance(between.low, int) == isinstance(between.high, int)

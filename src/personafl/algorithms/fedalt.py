@@ -10,7 +10,8 @@ parameters are (u, v): u shared, v_i client i's own, divided by the problem's sp
 
 v_i starts at the start model's personal part, the same for all; it is sent to a client once. Stateless clients keep
 nothing: they are sent it every time and begin again (Appendix C.4). Fine-tuning trains v_i with u fixed (stage c), at a
-constant rate; γ_u and γ_v follow the schedule over rounds.
+constant rate; γ_u and γ_v follow the schedule over rounds. The paper has γ_v = γ_u; where `personal_lr` does not say
+it γ_v is a tenth of that, for with few samples a client's v_i leaves the common start for what only they have.
 
 Weight decay is the training's for u and v; `personal_decay` (μ) sets that of v alone, in rounds and in fine-tuning, so
 that v_i minimises f_i(u, v) + (μ/2)‖v‖²: the regularization of Appendix C (Figures 7 and 10).
@@ -28,13 +29,15 @@ import torch
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Shared
 from personafl.algorithms.personal import fine_tuning, retrained
-from personafl.algorithms.training import LIKE_LR, Count, NonNegative, Rate, Training, TunedClient, tunes
+from personafl.algorithms.training import Between, Count, NonNegative, Rate, Training, TunedClient, tunes
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced, ServerRule, sent_once
 from personafl.core.batches import Data, Steps
 from personafl.core.descend import descend, descent
 from personafl.core.optim import OptimizerSpec, by_block
 from personafl.core.tree import Params
 from personafl.errors import BadInput
+
+SLOWER = Between(0.003, 3.0, of_lr=0.1)
 
 
 @sent_once("personal")
@@ -150,7 +153,7 @@ def _parts(parts: tuple[Params, Params], *, stateful: bool) -> Parts | PartsEach
     return Parts(*parts) if stateful else PartsEachTime(*parts)
 
 
-@tunes(personal_lr=LIKE_LR)
+@tunes(personal_lr=SLOWER)
 def fedalt(
     training: Training,
     *,
@@ -166,14 +169,15 @@ def fedalt(
     """Personal part first, then the shared part; model.personal says which is which (default: output)."""
     if personal_epochs is not None and personal_steps is not None:
         raise BadInput("method.personal_steps: give either personal_epochs or personal_steps, not both")
-    personal = retrained(training, lr=personal_lr, epochs=personal_epochs, steps=personal_steps, decay=personal_decay)
+    lr = training.optimizer.lr * 0.1 if personal_lr is None else personal_lr
+    personal = retrained(training, lr=lr, epochs=personal_epochs, steps=personal_steps, decay=personal_decay)
     tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs, decay=personal_decay)
     client = PartialClient(shared=training, personal=personal, tune=tune, stateful=stateful)
     averaging = PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful)
     return Algorithm("fedalt", client, averaging, personal="output")
 
 
-@tunes(personal_lr=LIKE_LR)
+@tunes(personal_lr=SLOWER)
 def fedsim(
     training: Training,
     *,

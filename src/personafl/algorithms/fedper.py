@@ -58,7 +58,7 @@ def fedper(
     training: Training, *, tune_lr: Rate | None = None, tune_epochs: Count = 5, server: OptimizerSpec = PLAIN_MEAN
 ) -> Algorithm:
     """Shared base layers, personal output layer, trained together."""
-    both = fedsim(training, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)
+    both = fedsim(training, personal_lr=training.optimizer.lr, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)
     return dataclasses.replace(both, name="fedper", personal="output")
 
 
@@ -75,7 +75,7 @@ def fedrep(
     """Personal heads on a shared body: first the head, then the body under the new head."""
     alternating = fedalt(
         training,
-        personal_lr=head_lr,
+        personal_lr=head_lr or training.optimizer.lr,
         personal_epochs=head_epochs,
         tune_lr=tune_lr,
         tune_epochs=tune_epochs,
@@ -88,7 +88,7 @@ def lgfedavg(
     training: Training, *, tune_lr: Rate | None = None, tune_epochs: Count = 5, server: OptimizerSpec = PLAIN_MEAN
 ) -> Algorithm:
     """Personal body, shared output layer, trained together."""
-    both = fedsim(training, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)
+    both = fedsim(training, personal_lr=training.optimizer.lr, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)
     return dataclasses.replace(both, name="lgfedavg", personal="body")
 
 
@@ -96,5 +96,5 @@ def fedbn(
     training: Training, *, tune_lr: Rate | None = None, tune_epochs: Count = 5, server: OptimizerSpec = PLAIN_MEAN
 ) -> Algorithm:
     """Personal normalisation layers, the rest shared, trained together."""
-    both = fedsim(training, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)
+    both = fedsim(training, personal_lr=training.optimizer.lr, tune_lr=tune_lr, tune_epochs=tune_epochs, server=server)
     return dataclasses.replace(both, name="fedbn", personal="norms")

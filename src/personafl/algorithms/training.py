@@ -26,10 +26,10 @@ class Between:
     low: int | float
     high: int | float
     log: bool = True
-    of_lr: bool = False  # the ends are multiples of the training's learning rate, which None stands for
+    of_lr: float | None = None  # the ends are multiples of the training's learning rate; so many of it are the default
 
 
-LIKE_LR = Between(0.03, 3.0, of_lr=True)  # above, most trials diverge
+LIKE_LR = Between(0.03, 3.0, of_lr=1.0)  # above, most trials diverge
 
 
 def tunes(**ranges: Between) -> Callable[[T], T]:

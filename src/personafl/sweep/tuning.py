@@ -230,8 +230,8 @@ def _ranges(recipe: Recipe, variant: dict[str, Any]) -> Iterator[tuple[Range, An
     declared |= {f"method.{name}": between for name, between in getattr(build, "tunes", {}).items()}
     for key, between in declared.items():
         section, _, name = key.partition(".")
-        value = lr if own[section][name] is None else own[section][name]
         scale = lr if between.of_lr else 1
+        value = scale * (between.of_lr or 1) if own[section][name] is None else own[section][name]
         part = Range(key=key, low=scale * between.low, high=scale * between.high, log=between.log)
         if name not in variant.get(section, {}) and part.low <= value <= part.high:
             yield part, value
