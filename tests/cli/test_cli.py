@@ -175,7 +175,7 @@ def test_data_describe(main: Main, tmp_path: Path) -> None:
 
 def row(method: str, seed: int, model: str = "personal", **values: Any) -> dict[str, Any]:
     basis = {"clients": "seen", "split": "test", "count": 1000, "accuracy": 0.8, "worst_decile": 0.5, "share_hurt": 0.1}
-    more = {"bytes_up": 10**10, "bytes_down": 10**10, "seconds": 3600.0}
+    more = {"bytes_up": 10**10, "bytes_down": 10**10, "bytes_stored": 36_312, "seconds": 3600.0}
     return {"method": method, "seed": seed, "model": model, **basis, **more, **values}
 
 
@@ -203,6 +203,16 @@ def test_no_number_is_ever_cut(width: int) -> None:
     assert "10,000" in text
     assert "3,600" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+
+
+def test_the_table_has_sizes_where_they_differ() -> None:
+    """QuPeD's shared model takes 36.3 kB, its personal ones 21.1 and 21.3, so 21.2 on average; Ditto's all 36.3."""
+    ditto, shared = row("ditto", 0), row("quped", 0, "global")
+    small = [row("quped", seed, bytes_stored=size) for seed, size in ((0, 21_100), (1, 21_300))]
+    text = printed(result_tables([ditto, shared, *small], 100), 100)
+    assert [line.split()[-4] for line in text.splitlines() if line.startswith(("ditto", "quped"))] == ["36.3", "21.2"]
+    assert "size: kB" in text
+    assert "kB" not in printed(result_tables([ditto], 100), 100)
 
 
 def test_the_table_says_mean_and_std_over_seeds() -> None:

@@ -72,7 +72,8 @@ def titles(rows: Sequence[Row]) -> list[str]:
     hurt = [] if not _any_hurt(rows) else ["hurt", "hurt\nafter"] if "chosen" in models else ["hurt"]
     timed = ["virtual\ntime"] if _timed(rows) else []
     spoken = ["WER"] if has_words(rows) else []
-    return ["method", *models, "worst\n10%", *spoken, *hurt, "MB\nup", "MB\ndown", *timed, "sec"]
+    sizes = ["size\nkB"] if _sized(rows) else []
+    return ["method", *models, "worst\n10%", *spoken, *hurt, *sizes, "MB\nup", "MB\ndown", *timed, "sec"]
 
 
 def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
@@ -90,6 +91,7 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             *([percent(last, "word_error", joint)] if has_words(rows) else []),
             *([percent(last, "share_hurt", joint)] if hurt else []),
             *([percent(own[name, "chosen"], "share_hurt", joint)] if hurt and "chosen" in models else []),
+            *([amount(mean(last, "bytes_stored", 0.0) / 1e3)] if _sized(rows) else []),
             *(amount(mean(last, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
             *([amount(mean(last, "time", 0.0)) if "time" in last[0] else "–"] if timed else []),
             amount(mean(last, "seconds", 0.0)),
@@ -122,6 +124,8 @@ def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
     if _any_hurt(rows):
         after = "; after: with the chosen model" if "chosen" in models else ""
         found.append(("hurt", f"% of clients whose personal model is worse than the global one{after}"))
+    if _sized(rows):
+        found.append(("size", f"kB that a device needs to store its model{about}"))
     if timed:
         found.append(("virtual time", "when the last round ended, by the recipe's latencies"))
     return found
@@ -153,6 +157,10 @@ def has_words(rows: Sequence[Row]) -> bool:
 
 def _any_hurt(rows: Sequence[Row]) -> bool:
     return any(row["share_hurt"] is not None for row in rows)
+
+
+def _sized(rows: Sequence[Row]) -> bool:
+    return len({row["bytes_stored"] for row in rows}) > 1  # else a column of one number
 
 
 def _timed(rows: Sequence[Row]) -> bool:
