@@ -2,20 +2,27 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
-
-from annotated_types import Ge, Gt, Lt
+from typing import Any, TypeVar
 
 from personafl.core.algorithm import ClientRule, Empty, Problem
 from personafl.core.batches import Steps
 from personafl.core.optim import LocalOptimizer, Sgd
+from personafl.core.schedule import Count, Decay, NonNegative, Rate
 from personafl.core.tree import Params
 
-# Limits of options, which recipes are checked against.
-Count = Annotated[int, Ge(1)]
-Rate = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Decay = Annotated[float, Ge(0), Lt(1)]
+__all__ = [
+    "LIKE_LR",
+    "Between",
+    "Count",
+    "Decay",
+    "NonNegative",
+    "OnePassClient",
+    "Rate",
+    "Training",
+    "TunedClient",
+    "tunes",
+]
+
 T = TypeVar("T", bound=Callable[..., Any])
 
 
