@@ -124,7 +124,7 @@ def _listening(
     """Return what every process that listens is started with."""
     from personafl.deploy.net.identity import Files
 
-    recipe = parsed(words).anchored()
+    recipe = parsed(words).settled()
     return {
         "recipe": recipe,
         "out": out_path or Path("runs") / f"{recipe.name}-{identity.stem}",
@@ -204,7 +204,7 @@ def flower(
     _check_installed(("flwr", "flwr", "flower"))
     from personafl.flower.app import write_app
 
-    write_app(parsed(words).anchored(), out_path)
+    write_app(parsed(words).settled(), out_path)
     say(f"app: {out_path}; start it with flwr run {out_path}")
 
 

@@ -90,7 +90,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, folder: Path, listener: Listener | None = None) -> Plan:
     """Probe every method of the recipe's comparison, in a process of its own, and add up; runs will be in `folder`."""
-    recipe = recipe.anchored()
+    recipe = recipe.settled()
     seeds, methods = recipe.compare.seeds, recipe.compare.methods
     recipes = {method: recipe.for_method(method, seeds[0]) for method in methods}
     firsts = [first for one in recipes.values() if (first := one.for_pretraining()) is not None]

@@ -92,7 +92,7 @@ class Sweep:
 
 def sweep(recipe: Recipe, path: Path, *, jobs: int | None = None, listener: Listener | None = None) -> Sweep:
     """Search in a new directory; `jobs` trials at a time, if not given as many as there are cores."""
-    recipe = recipe.anchored()
+    recipe = recipe.settled()
     refuse_existing(path)
     _check(recipe)
     RunDirectory.create(path, {SWEEP_FILE: recipe.to_toml()})
