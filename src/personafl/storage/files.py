@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
     """Replace a file by parts, end to end: after a crash it holds the old bytes or the new ones, whole."""
-    temporary = path.with_name(path.name + ".partial")
+    own = f"{os.getpid()}-{threading.get_ident()}"  # who else writes the file now has a name of its own
+    temporary = path.with_name(f"{path.name}.{own}.partial")
     with storage(path):
         try:
             with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
