@@ -1,7 +1,7 @@
 """Which network of its own fits on a device: candidates of all sizes and bits, and the largest one within the limits.
 
 Nothing is trained. Sizes are exact: what a client's model takes in its packed form, header included, as results have it
-in `bytes_stored`. Memory is that of training, as `exports.memory` measures it, from shapes alone.
+in `bytes_stored`. Memory is that of training, as `exports.memory` measures it.
 """
 
 import dataclasses
@@ -116,10 +116,9 @@ def fit(
     recipe = _with_bits(recipe)
     federation = prepare(recipe).federation
     shared = federation.problems[0]
-    shared.net.to(_META, federation.dtype)
     found: list[Candidate] = []
     for network, net in _networks(recipe, federation, models):
-        net.to(_META, federation.dtype)
+        net.to(federation.data.device, federation.dtype)
         try:
             own = _quantized(federation, dataclasses.replace(shared, local_net=net, bits=1))
         except BadInput as error:  # it has no layer to quantize
@@ -276,12 +275,9 @@ def _measured(candidate: Candidate, limits: Limits, federation: Federation, net:
     if limits.memory is None or candidate.bytes > limits.bytes:
         return candidate
     data = federation.data
-    shapes = dataclasses.replace(data, x=data.x.to(_META), y=data.y.to(_META))
     problem = dataclasses.replace(federation.problems[0], local_net=net, bits=candidate.bits)
     largest = data.seen[data.train.sizes[data.seen].argmax()]
-    return dataclasses.replace(
-        candidate, memory=round_memory(dataclasses.replace(federation, data=shapes), problem, int(largest))
-    )
+    return dataclasses.replace(candidate, memory=round_memory(federation, problem, int(largest)))
 
 
 def _rank(candidate: Candidate) -> tuple[int, float]:
