@@ -68,10 +68,10 @@ def check_numbers(given: Any, valid: Any, key: str = "") -> None:
     """
     if isinstance(given, Mapping):
         for name, value in given.items():
-            made = valid[name] if isinstance(valid, Mapping) else getattr(valid, name)
+            made = valid[name] if isinstance(valid, Mapping) else getattr(valid, name, value)
             check_numbers(value, made, f"{key}.{name}" if key else name)
     elif isinstance(given, list | tuple):
-        for place, (value, made) in enumerate(zip(given, valid, strict=True)):
+        for place, (value, made) in enumerate(zip(given, valid, strict=False)):
             check_numbers(value, made, f"{key}[{place}]" if isinstance(value, Mapping) else key)
     elif isinstance(given, bool) and not isinstance(valid, bool):
         raise BadInput(f"{key}: input should be a number, not true or false (given: {str(given).lower()})")
@@ -126,8 +126,8 @@ def users_code(said: str) -> Iterator[None]:
     except (KeyboardInterrupt, PersonaError):
         raise
     except BaseException as error:
-        remedy = "is it on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else "check it"
-        raise BadInput(f"{said}: {reason(error)}; {remedy}") from error
+        remedy = "; is it on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else "; check it"
+        raise BadInput(f"{said}: {reason(error)}{'' if isinstance(error, ValueError) else remedy}") from error
 
 
 def reason(error: BaseException) -> str:

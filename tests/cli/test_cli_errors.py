@@ -388,6 +388,16 @@ def test_a_folder_without_permission(main: Main, inputs: Path) -> None:
     fails(main, inputs, f"run {DATA} --out directory/run", 2, "no permission", "choose another --out")
 
 
+@pytest.mark.parametrize("command", ["data describe --dataset good.npz", "run --from directory"])
+def test_what_may_not_be_read(main: Main, inputs: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "exists", refuse)
+    fails(main, inputs, command, 2, ": no permission to read or write it", "use a copy")
+
+
 @pytest.mark.parametrize(
     "case",
     [

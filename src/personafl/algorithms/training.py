@@ -7,21 +7,11 @@ from typing import Any, TypeVar
 from personafl.core.algorithm import ClientRule, Empty, Problem
 from personafl.core.batches import Steps
 from personafl.core.optim import LocalOptimizer, Sgd
-from personafl.core.schedule import Count, Decay, NonNegative, Rate
+from personafl.core.schedule import Count as Count
+from personafl.core.schedule import Decay as Decay
+from personafl.core.schedule import NonNegative as NonNegative
+from personafl.core.schedule import Rate as Rate
 from personafl.core.tree import Params
-
-__all__ = [
-    "LIKE_LR",
-    "Between",
-    "Count",
-    "Decay",
-    "NonNegative",
-    "OnePassClient",
-    "Rate",
-    "Training",
-    "TunedClient",
-    "tunes",
-]
 
 T = TypeVar("T", bound=Callable[..., Any])
 

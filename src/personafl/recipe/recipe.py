@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from personafl.algorithms.uplink import LowRank, TopEntries, Whole
 from personafl.core.algorithm import Algorithm
-from personafl.data.config import DataConfig, Moments
+from personafl.data.config import DataConfig
 from personafl.errors import BadInput
 from personafl.models.network import SharedNetwork
 from personafl.options import Strict, check_numbers, explain
@@ -27,7 +27,6 @@ from personafl.recipe.method import MethodSection, PretrainSection, build_method
 from personafl.recipe.sweep import SweepSection, check_sweep
 from personafl.recipe.training import TrainingSection
 from personafl.recipe.values import merged, nested, plain, put, read_toml, without_none
-from personafl.storage.files import read_json
 
 _WHOLE = ("name", "label", "seed", "data", "compare", "sweep", "deploy")  # keys that no one run can change
 
@@ -203,14 +202,6 @@ class Recipe(Strict):
             changes["start"] = str(Path(self.start).expanduser().resolve())
         return self.model_copy(update=changes)
 
-    def settled(self) -> Recipe:
-        """Return the recipe as a command takes it: anchored, and with inputs as its start saw them, if it may."""
-        whole = self.anchored()
-        if whole.start is None or whole.data.normalize != "auto":
-            return whole
-        data = whole.data.model_copy(update={"normalize": inputs_of(Path(whole.start))})
-        return whole.model_copy(update={"data": data})
-
     def evaluate_every(self) -> int:
         """Return the rounds between two scorings, 0 for none before the end."""
         return max(1, self.rounds // 10) if self.evaluation.every == "auto" else self.evaluation.every
@@ -219,10 +210,3 @@ class Recipe(Strict):
         """Return the whole recipe, defaults included."""
         none = set() if self.devices else {"devices"}  # after `devices = []` no [[devices]] may be added
         return tomli_w.dumps(without_none(self.model_dump(mode="json", exclude=none)))
-
-
-def inputs_of(run: Path) -> Moments | Literal["auto", "none"]:
-    """Return by what a run's inputs were standardised, as `data.normalize` has it; auto: its directory does not say."""
-    file = run / "split.json"
-    found = read_json(file).get("normalize", "auto") if file.exists() else "auto"
-    return "none" if found is None else Moments(**found) if isinstance(found, dict) else "auto"

@@ -18,8 +18,9 @@ from personafl.models import make_net_and_split
 from personafl.recipe.recipe import Recipe
 from personafl.runs.job import Job
 from personafl.runs.learners import make_learners, make_method, use_hardware
-from personafl.runs.problems import Maker, make_start
+from personafl.runs.problems import Maker
 from personafl.runs.profiles import deal
+from personafl.runs.start import make_start
 from personafl.runs.tracking import check_tracking
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.buffered import make_buffer
