@@ -47,11 +47,11 @@ def test_two_who_write_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.
     def late(old: Path, new: Path) -> None:
         monkeypatch.setattr(os, "replace", replace)
         monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-        atomic_write(path, b"theirs")
+        atomic_write(path, b"theirs", alone=False)
         replace(old, new)
 
     monkeypatch.setattr(os, "replace", late)
-    atomic_write(path, b"mine")
+    atomic_write(path, b"mine", alone=False)
     assert path.read_bytes() == b"mine"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 

@@ -165,4 +165,4 @@ def _remember(key: str, seconds: dict[str, float]) -> None:
     if key not in cached:
         with contextlib.suppress(OSError, RuntimeError, StorageFailed):  # a cache that cannot be kept is no failure
             _file().parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(_file(), json.dumps({**cached, key: seconds}, indent=1).encode())
+            atomic_write(_file(), json.dumps({**cached, key: seconds}, indent=1).encode(), alone=False)
