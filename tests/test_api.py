@@ -133,17 +133,42 @@ def test_an_algorithm_of_the_users_is_named_in_the_rows(tmp_path: Path) -> None:
     assert {row["method"] for row in result.rows} == {"mine"}
 
 
-def test_clients_without_validation_keep_the_global_model(tmp_path: Path) -> None:
-    """Of the three seen clients only a and c have validation data; d, unseen, has none, so there is no such row."""
-    result = api.run(
-        {"rounds": 3, "method": {"name": "ditto"}, "training": {"lr": 0.5}, "model": {"name": "mlp"}},
-        data=small_data(),
-        out=tmp_path / "run",
+@pytest.mark.parametrize("apart", [True, False], ids=["others gain by their own models", "others lose by them"])
+def test_without_validation_data_a_client_goes_by_what_others_found(tmp_path: Path, apart: bool) -> None:
+    """Client a alone has no validation data: its choice is what is best for a client of which nothing is known.
+
+    Where everyone has a class of its own, own models are right and a shared one cannot be; where all learn one rule, of
+    which 4 samples show little, the shared model is better.
+    """
+    x = torch.randn(240, 4, generator=torch.Generator().manual_seed(0))
+    rows = np.arange(240).reshape(12, 20)
+    data = make_federated(
+        name="twelve",
+        x=x,
+        y=torch.arange(240) // 20 % 3 if apart else x[:, :3].argmax(1),
+        classes=3,
+        train=Ragged.from_lists(rows[:, :4]),
+        validation=Ragged.from_lists([[], *rows[1:, 4:12]]),
+        test=Ragged.from_lists(rows[:, 12:]),
+        seen=np.arange(12),
+        unseen=np.array([], dtype=np.int64),
+        client_names=tuple("abcdefghijkl"),
+        label_names=("0", "1", "2"),
     )
-    clients = result.clients.set_index("name")
-    assert clients["chosen_test_accuracy"]["b"] == clients["global_test_accuracy"]["b"]
-    assert clients["chosen_test_loss"]["b"] == clients["global_test_loss"]["b"]
-    assert np.isnan(clients["personal_validation_accuracy"]["b"])
+    method = {"name": "ditto", "pull": 0.0, "personal_epochs": 10}
+    recipe = {"rounds": 10, "method": method, "training": {"lr": 0.3}, "model": {"name": "linear"}}
+    result = api.run(recipe, data=data, out=tmp_path / "run")
+    first = result.clients.set_index("name").loc["a"]
+    best = "personal" if apart else "global"
+    assert first["chosen_test_accuracy"] == first[f"{best}_test_accuracy"]
+    assert first["chosen_test_loss"] == first[f"{best}_test_loss"]
+    assert first["personal_test_loss"] != first["global_test_loss"]
+    assert np.isnan(first["personal_validation_accuracy"])
+
+
+def test_there_are_rows_only_of_clients_with_data(tmp_path: Path) -> None:
+    """Of the three seen clients only a and c have validation data; d, unseen, has none, so there is no such row."""
+    result = api.run({"rounds": 1, "method": {"name": "ditto"}}, data=small_data(), out=tmp_path / "run")
     groups = {(row["clients"], row["split"]): row["count"] for row in result.rows}
     assert groups == {("seen", "test"): 3, ("seen", "validation"): 2, ("unseen", "test"): 1}
 

@@ -20,6 +20,7 @@ from personafl.runs.failing import failure_of
 from personafl.runs.job import check_split
 from personafl.runs.listener import Listener, Note
 from personafl.runs.result import Result
+from personafl.runs.start import settled
 from personafl.runs.whole import CHANGES_FILE, begin_or_continue, pretraining, run_in
 from personafl.storage.failure import Failure
 from personafl.storage.files import read_json
@@ -125,7 +126,7 @@ def run(
     `data`, `model` and `algorithm` replace what the recipe names. The run directory is `out`, or a new one under runs/.
     With resume=True an existing `out` is continued; give the same objects again, for they are not in the directory.
     """
-    recipe = as_recipe(recipe).anchored()
+    recipe = settled(as_recipe(recipe))
     path = Path(out) if out is not None else claim_name(Path("runs"), recipe.name)
     result = run_in(path, recipe, data=data, model=model, algorithm=algorithm, resume=resume, listener=listener)
     _write_page(path)
@@ -146,7 +147,7 @@ def compare(
     `methods` and `seeds` replace the recipe's. With `tune` every method is first tuned by so many trials, on validation
     data. `listener(method, seed)` returns the listener of one run.
     """
-    recipe = as_recipe(recipe).anchored().narrowed(methods, seeds, tune)
+    recipe = settled(as_recipe(recipe)).narrowed(methods, seeds, tune)
     path = Path(out) if out is not None else claim_name(Path("runs"), recipe.name)
     refuse_existing(path)
     first, *others = recipe.compare.seeds

@@ -1,19 +1,21 @@
 """Options by name: checks what a recipe gives for a function's keyword options, and says what is wrong in one line."""
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from personafl.errors import BadInput, did_you_mean
+from personafl.errors import BadInput, PersonaError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+_MOST, _LARGEST = 10**9, 3.4e38  # of whatever a recipe counts; of numbers in single precision
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -55,7 +57,28 @@ def checked(
         valid = schema(**given)
     except ValidationError as error:
         raise explain(error, where, schema) from error
+    check_numbers(given, valid, where)
     return {name: getattr(valid, name) for name in given}
+
+
+def check_numbers(given: Any, valid: Any, key: str = "") -> None:
+    """Fail on what pydantic takes for a number and nobody means: NaN, infinity, true, false, counts beyond all bounds.
+
+    `valid` is what it made of what was given.
+    """
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            made = valid[name] if isinstance(valid, Mapping) else getattr(valid, name, value)
+            check_numbers(value, made, f"{key}.{name}" if key else name)
+    elif isinstance(given, list | tuple):
+        for place, (value, made) in enumerate(zip(given, valid, strict=False)):
+            check_numbers(value, made, f"{key}[{place}]" if isinstance(value, Mapping) else key)
+    elif isinstance(given, bool) and not isinstance(valid, bool):
+        raise BadInput(f"{key}: input should be a number, not true or false (given: {str(given).lower()})")
+    elif isinstance(valid, float) and not abs(valid) <= _LARGEST:
+        raise BadInput(f"{key}: input should be a finite number, of at most {_LARGEST} (given: {given})")
+    elif isinstance(valid, int) and valid > _MOST and "seed" not in key:
+        raise BadInput(f"{key}: input should be less than or equal to {_MOST} (given: {given})")
 
 
 def short_form(text: str, what: str, models: Mapping[str, type[_Model]]) -> _Model:
@@ -73,26 +96,41 @@ def short_form(text: str, what: str, models: Mapping[str, type[_Model]]) -> _Mod
             raise BadInput(f"{what} {text!r}: {key!r} needs a value, as in {key}=…")
         values[key] = value
     try:
-        return models[kind].model_validate(values)
+        made = models[kind].model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise BadInput(f"{what} {text!r}: {first['loc'][-1]}: {first['msg']}") from None
+    check_numbers(values, made, what)
+    return made
 
 
 def import_path(name: str, where: str) -> Any:
     """Return what the user wrote as package.module:Name, which must be callable; `where` is the recipe's key."""
     module, _, attribute = name.partition(":")
-    try:
+    with users_code(f"{where}: cannot import {name!r}"):
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # importing runs the user's code
-        remedy = "is it on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else "check it"
-        raise BadInput(f"{where}: cannot import {name!r}: {reason(error)}; {remedy}") from error
     if not callable(found):
         raise BadInput(f"{where}: {name!r} is a {type(found).__name__}, which cannot be called")
+    try:
+        inspect.signature(found)
+    except ValueError as error:
+        raise BadInput(f"{where}: {name!r} does not say which options it takes; write a function around it") from error
     return found
 
 
-def reason(error: Exception) -> str:
+@contextlib.contextmanager
+def users_code(said: str) -> Iterator[None]:
+    """Say in one line whatever code of the user's raises, also where it would end the process; `said` begins it."""
+    try:
+        yield
+    except (KeyboardInterrupt, PersonaError):
+        raise
+    except BaseException as error:
+        remedy = "; is it on PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else "; check it"
+        raise BadInput(f"{said}: {reason(error)}{'' if isinstance(error, ValueError) else remedy}") from error
+
+
+def reason(error: BaseException) -> str:
     """Return an error's first line; the kind too, where it is not about a value."""
     text = (str(error).strip() or "no reason given").splitlines()[0]
     return text if isinstance(error, ValueError | ImportError | AttributeError) else f"{type(error).__name__}: {text}"

@@ -28,7 +28,23 @@ def normed(classes): return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn
 def other_input(classes): return nn.Linear(5, classes)
 def number(): return 3
 def broken(): raise KeyError("width")
+def leaves(): raise SystemExit(0)
+def cancelled(): raise BaseException("cancelled")
+def lazy(classes): return nn.LazyLinear(classes)
+def frozen(classes): return nn.Linear(4, classes).requires_grad_(False)
+def none(*arguments): return None
 def branching(classes): return Branching(classes)
+
+class Detached(nn.Linear):
+    def __init__(self, classes):
+        super().__init__(4, classes)
+
+    def forward(self, x):
+        return super().forward(x).detach()
+
+class Leaves(Detached):
+    def forward(self, x):
+        raise SystemExit
 
 class Branching(nn.Module):
     def __init__(self, classes):
@@ -61,6 +77,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "short": {"x": x, "y": y[:100]},
         "flat": {"x": x[:, 0], "y": y},
         "empty": {"x": x[:0], "y": y[:0]},
+        "narrow": {"x": x[:, :0], "y": y},
+        "single": {"x": x[0, 0], "y": y},
+        "endless": {"x": np.where(x > x[7, 0], np.inf, x), "y": y},
+        "objects": {"x": x.astype(object), "y": y},
+        "numbered": {"x": x, "y": np.arange(200)},
+        "below": {"x": x, "y": y, "user": y - 2},
         "unlabelled": {"x": x},
         "lonely": {"x": x, "y": y, "user": np.r_[np.zeros(199, int), 1]},
         "untested": {
@@ -74,6 +96,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
     (folder / "truncated.npz").write_bytes((folder / "good.npz").read_bytes()[:800])
     (folder / "nothing.npz").touch()
+    rows = "".join(f"{a},{b},{n % 4}\n" for n, (a, b) in enumerate(x[:, :2].tolist()))
+    tables = {"table": f"a,b,y\n{rows}", "twice": f"a,a,y\n{rows}", "blank": "\n\n\n", "lines": "y\n0\n1\n"}
+    for name, text in tables.items():
+        (folder / f"{name}.csv").write_text(text)
+    (folder / "latin.csv").write_bytes(f"größe,b,y\n{rows}".encode("latin-1"))
+    (folder / "table.parquet").write_bytes(b"PAR1" + bytes(100))
     (folder / "file.txt").write_text("x")
     (folder / "directory").mkdir()
     (folder / "broken.toml").write_text("rounds = = 3")
@@ -81,6 +109,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "unknown.toml").write_text('[compare]\nmethods = ["fedavg", "dito"]')
     (folder / "my_models.py").write_text(MODELS)
     (folder / "my_syntax.py").write_text("def (")
+    (folder / "my_exit.py").write_text("raise SystemExit('not here')")
     return folder
 
 
@@ -115,11 +144,27 @@ FILES = [
     ("short.npz", "short.npz", "200 samples but 100 labels"),
     ("flat.npz", "flat.npz", "shape [200]"),
     ("empty.npz", "empty.npz", "no samples"),
+    ("narrow.npz", "narrow.npz", "samples without numbers"),
+    ("single.npz", "single.npz", "x has shape []"),
+    ("endless.npz", "endless.npz", "NaN or infinity", "remove or fill"),
+    ("objects.npz", "objects.npz", "pickled objects are refused"),
+    ("numbered.npz", "200 different labels in 200 samples", "make few classes"),
+    ("below.npz", "user -2 is negative", "number users from 0"),
     ("unlabelled.npz", "unlabelled.npz", "y or labels"),
     ("file.txt", "file.txt", "not recognised", "FILE.npz"),
     ("directory", "directory", "no data recognised"),
     ("mnist", "mnist", "files you have"),
     ("digts", "digts", "did you mean 'digits'"),
+    ("twice.csv", "twice.csv: two columns are called 'a'", "a name of its own"),
+    ("blank.csv", "blank.csv: is empty"),
+    ("lines.csv", "lines.csv: has no column besides label"),
+    ("latin.csv", "latin.csv: is not UTF-8", "save it as UTF-8"),
+    ("table.parquet", "table.parquet: cannot be read as Parquet"),
+    ("table.csv data.features=[]", "nothing to learn from"),
+    ("table.csv data.drop=['y']", "data.drop has 'y', which is the label"),
+    ("table.csv data.missing={c=1}", "data.missing has 'c', which is no column"),
+    ("table.csv --user y", "column 'y' cannot be two of data.label, data.user and data.split"),
+    ("table.csv --user a", "no client of table has min_samples = 2 samples, but at most 1", "data.user"),
     ("lonely.npz data.min_samples=1", "client '1'", "too few samples", "min_samples = 2"),
     ("untested.npz data.test=official", "client '3'", "training data", "data.test = 'auto'"),
 ]
@@ -162,6 +207,24 @@ KEYS = [
     ("engine.workers=100000", "engine.workers: input should be less than or equal to 1024"),
     ("engine.threads=1000000000000", "engine.threads: input should be less than or equal to 1024"),
     ("training.lr=nan", "training.lr"),
+    ("training.lr=inf", "training.lr: input should be a finite number"),
+    ("training.lr=Infinity", "training.lr: input should be a finite number"),
+    ("training.weight_decay=1e300", "training.weight_decay", "at most 3.4e+38"),
+    ("training.schedule={kind='step',factor=inf}", "training.schedule.factor: input should be a finite number"),
+    ("training.schedule={kind='step',every=0}", "training.schedule.every: input should be greater than or equal to 1"),
+    ("data.normalize={mean=[inf],std=[1]}", "data.normalize.mean: input should be a finite number"),
+    ("--partition dirichlet:alpha=inf", "alpha", "less than or equal to 1000000000"),
+    ("compare.options.ditto.pull=inf", "compare.options.ditto.pull: input should be a finite number"),
+    ("compare.variants={a={training={lr=inf}}}", "compare.variants.a.training.lr: input should be a finite number"),
+    ("compare.variants={a={method=3}}", "compare.variants.a.method: is a section"),
+    ("rounds=true", "rounds: input should be a number, not true or false (given: true)"),
+    ("training.batch=true", "training.batch: input should be a number"),
+    ("compare.seeds=[true]", "compare.seeds: input should be a number"),
+    ("devices=[{share=1,bits=true}]", "devices[0].bits: input should be a number"),
+    ("model.name=mlp model.hidden=[true]", "model.hidden: input should be a number"),
+    ("training.steps=1000000000000", "training.steps: input should be less than or equal to 1000000000"),
+    ("training.epochs=1000000000", "training: a client goes through 40,000,000,000 samples", "lower its epochs"),
+    ("engine.device=mps", "engine.device: 'mps' is not available here", "use cpu"),
     ("training.momentum=nan", "training.momentum"),
     ("training.clip=0", "training.clip"),
     ("training.batch=0", "training.batch"),
@@ -232,6 +295,15 @@ KEYS = [
     ("model.name=my_models:constant", "model.name", "is a int"),
     ("model.name=my_models:number", "made int, not an nn.Module"),
     ("model.name=my_models:broken", "my_models:broken", "KeyError: 'width'"),
+    ("model.name=sys:exit", "model: 'sys:exit' cannot be built", "SystemExit"),
+    ("model.name=my_models:leaves", "my_models:leaves", "SystemExit: 0"),
+    ("model.name=my_models:Leaves", "model: it does not accept", "SystemExit"),
+    ("model.name=my_models:cancelled", "my_models:cancelled", "BaseException: cancelled"),
+    ("model.name=my_models:lazy", "my_models:lazy", "uninitialized parameter"),
+    ("model.name=my_models:frozen", "model: no parameter of it has a gradient"),
+    ("model.name=my_models:Detached", "model: no parameter of it has a gradient"),
+    ("model.name=my_exit:Net", "model.name: cannot import 'my_exit:Net': SystemExit: not here"),
+    ("model.name=builtins:dict", "model.name: 'builtins:dict' does not say which options it takes"),
     ("model.name=my_models:Good model.widht=3", "my_models:Good", "unexpected keyword argument 'widht'"),
     ("model.name=my_models:many", "model: its output for 2 samples has shape [2, 5]", "needs [2, 4]"),
     ("model.name=my_models:other_input", "model: it does not accept", "shape [4]"),
@@ -261,6 +333,13 @@ def test_recipes_that_cannot_be_run(main: Main, inputs: Path, command: str, case
         ("method.server.optimizer=admm", "method.server.optimizer", "'sgd'", "'yogi'"),
         ("method.server.optimizer=adam method.server.momentum=3", "method.server.momentum: unknown key"),
         ("method.server.schedule.kind=x", "method.server.schedule.kind"),
+        ("method.name=ditto method.pull=inf", "method.pull: input should be a finite number"),
+        ("method.name=ditto method.tune_epochs=true", "method.tune_epochs: input should be a number"),
+        ("method.name=finetune method.tune_epochs=999999999", "(phase 'tune')", "lower its epochs or steps"),
+        ("method.server.lr=inf", "method.server.lr: input should be a finite number"),
+        ("method.server.lr=-1", "method.server.lr: input should be greater than 0"),
+        ("method.name=sys:exit", "method: 'sys:exit' cannot be made: SystemExit"),
+        ("method.name=my_models:none", "method.name: 'my_models:none' made a NoneType, not an Algorithm"),
     ],
     ids=lambda case: case[0],
 )
@@ -307,6 +386,16 @@ def test_where_a_run_cannot_go(main: Main, inputs: Path, command: str) -> None:
 def test_a_folder_without_permission(main: Main, inputs: Path) -> None:
     (inputs / "directory").chmod(0o555)
     fails(main, inputs, f"run {DATA} --out directory/run", 2, "no permission", "choose another --out")
+
+
+@pytest.mark.parametrize("command", ["data describe --dataset good.npz", "run --from directory"])
+def test_what_may_not_be_read(main: Main, inputs: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "exists", refuse)
+    fails(main, inputs, command, 2, ": no permission to read or write it", "use a copy")
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def raise_assertion(x: Tensor) -> Tensor:
         (Fails(lambda h: F.rrelu(h, training=True)), "draws at random"),
         (Fails(lambda h: h + torch.rand(1)), "draws at random"),
         (Fails(lambda h: h.reshape(7, 13)), "does not accept this data's inputs of shape"),
-        (Fails(raise_assertion), r"inputs of shape \[4\]: first line$"),
+        (Fails(raise_assertion), r"inputs of shape \[4\]: AssertionError: first line; check it$"),
         (Fails(lambda h: (h, h)), "returns a tuple"),
     ],
 )

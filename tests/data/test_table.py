@@ -218,7 +218,7 @@ NAMES = "".join(f"n{n},{n % 7},{n % 2}\n" for n in range(60))
         ("a,y\n1,0\n,1\n,0\n", {}, r'column \'a\': 2 of 3 values are missing; fill them with data\.missing = "mean"'),
         ("a,b,y\n1,x,0\n2,,1\n3,x,0\n", {}, r"column 'b': 1 of 3 values are missing; leave such rows"),
         ("a,b,y\n1,,0\n2,,1\n", {"missing": "mean"}, "column 'b': all values are missing; leave"),
-        ("a,y\n1,0\n,1\n", {"missing": {"b": 1.0}}, r"column 'a': 1 of 2 values are missing; add it to data\.missing"),
+        ("a,y\n1,0\n,1\n", {"missing": {}}, r"column 'a': 1 of 2 values are missing; add it to data\.missing"),
         ("a,y\n1,0\n,1\n", {"who": "device", "features": ("a",), "missing": "mean"}, r"data\.missing = \{a = 0\}"),
         ("a,y\n1,0\n2,\n", {}, "column 'y': 1 of 2 values are missing; remove these rows or fill them in"),
         ("a,user,y\n1,u,0\n2,,1\n", {}, "column 'user': 1 of 2 values are missing"),

@@ -91,16 +91,14 @@ def test_the_method_says_what_is_quantized(tmp_path: Path) -> None:
 
 
 def test_memory_is_the_measured_one_and_the_most_of_all_clients() -> None:
-    """Clients with fewer samples than a batch need less, so the one with most is taken; shapes alone give its peak."""
+    """Clients with fewer samples than a batch need less, so the one with most is taken."""
     sections = {"data": {"partition": {"kind": "quantity", "clients": 20, "alpha": 0.5}, "min_samples": 5}}
     limits = Limits(bytes=10**9, memory=10**9)
     for candidate in fit(recipe(**sections), limits, parse_models("cnn:channels=[4,8]"), [None, 2]).candidates:
         job = prepare(recipe(**sections, method={"name": "quped"}, devices=[candidate.device]))
         fed = job.federation
         needs = {client: round_memory(fed, fed.problems[0], client) for client in map(int, fed.data.seen)}
-        # a gradient that is taped on a CPU holds up to a batch of inputs more than its shapes say
-        assert candidate.memory == pytest.approx(max(needs.values()), rel=0.07)
-        assert max(needs.values()) > min(needs.values())
+        assert candidate.memory == max(needs.values()) > min(needs.values())
 
 
 def test_memory_is_measured_only_where_there_is_a_limit_and_room() -> None:

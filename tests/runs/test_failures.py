@@ -188,6 +188,15 @@ def test_a_network_that_fails_can_be_mended_and_continued(tmp_path: Path, monkey
     assert Failure.of(path) is None
 
 
+def test_a_network_that_exits_while_it_trains_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(self: Simulation, number: int) -> Any:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(Simulation, "step", leaves)
+    with pytest.raises(Failed, match=r"^round 1: SystemExit: 0; the traceback is in"):
+        api.run({**RECIPE, "compare": {}}, out=tmp_path / "run")
+
+
 def test_any_error_of_a_method_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory in one, a late refusal in another: the third has its result, and a resume finishes the others."""
     step = Simulation.step

@@ -78,6 +78,29 @@ def test_from_another_run(tmp_path: Path) -> None:
     assert not (tmp_path / "third").exists()
 
 
+def test_a_start_brings_its_inputs(tmp_path: Path) -> None:
+    """Under another seed, with other training data, the moments are the start's; other ones are refused in one line."""
+    shared = {"method": {"name": "fedavg"}, "rounds": 1}
+    first = api.run(recipe(**shared), out=tmp_path / "first")
+    bare = api.run(recipe(**shared, data={"normalize": "none"}), out=tmp_path / "bare")
+
+    def inputs(path: Path) -> Any:
+        return json.loads((path / "split.json").read_text())["normalize"]
+
+    for name, start in (("second", first), ("third", bare)):
+        api.run(recipe(**shared, start=str(start.path), seed=3), out=tmp_path / name)
+        assert inputs(tmp_path / name) == inputs(start.path)
+    assert inputs(tmp_path / "third") is None
+    own = {"mean": [0.3], "std": [0.2]}
+    for start, normalize, how in ((first, "none", "other numbers"), (first, own, "other"), (bare, own, "as they are")):
+        with pytest.raises(BadInput, match=rf"^start: the model of \S+ saw inputs .*{how}.*leave data\.normalize out"):
+            api.run(recipe(**shared, start=str(start.path), data={"normalize": normalize}), out=tmp_path / "other")
+    (bare.path / "global.safetensors").write_bytes(b"half of")
+    with pytest.raises(BadInput, match=r"^start: \S+global\.safetensors cannot be read, or is damaged"):
+        api.run(recipe(**shared, start=str(bare.path)), out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("stateful", [True, False])
 def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stateful: bool) -> None:
     """Stopped after the first chunk of fine-tuning and resumed: only the others are tuned, with the same result."""

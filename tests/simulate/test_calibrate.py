@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +121,36 @@ def test_a_broken_cache_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     clock = Clock(monkeypatch, stacked=0.2, sequential=0.4)
     calibrated(federation(), MEMORY, tmp_path / "engine.json", clock)
     assert len(json.loads(file.read_text())) == 1
+
+
+def test_a_cache_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder is where its file should be; then there is not even a home."""
+    (tmp_path / "cache" / "personafl" / "engine.json").mkdir(parents=True)
+    clock = Clock(monkeypatch, stacked=0.2, sequential=0.4)
+    calibrated(federation(), MEMORY, tmp_path / "engine.json", clock)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", lambda self: (_ for _ in ()).throw(RuntimeError("no home")))
+    calibrated(federation(seed=1), MEMORY, tmp_path / "other.json", clock)
+    assert json.loads((tmp_path / "other.json").read_text())["strategies"] == ["stacked"]
+
+
+@pytest.mark.system
+def test_processes_that_keep_their_times_at_once(tmp_path: Path) -> None:
+    """All come to their end, and what is left is a whole file."""
+    text = (
+        "from personafl.simulate import calibrate\n"
+        "import sys\n"
+        "for n in range(200):\n"
+        "    calibrate._remember(f'{sys.argv[1]}-{n % 5}', {'stacked': 1.0, 'sequential': float(n)})\n"
+        "    calibrate._file().unlink(missing_ok=True)\n"
+        "calibrate._remember('last', {'stacked': 1.0, 'sequential': 2.0})\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", text]
+    processes = [subprocess.Popen([*command, str(n)], env=environment, stderr=subprocess.PIPE) for n in range(3)]
+    assert [process.communicate()[1] for process in processes] == [b""] * 3
+    assert "last" in json.loads((tmp_path / "personafl" / "engine.json").read_text())
+    assert [path.name for path in (tmp_path / "personafl").iterdir()] == ["engine.json"]
 
 
 class Counts(nn.Module):

@@ -40,6 +40,22 @@ def test_atomic_write_replaces(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_two_who_write_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process writes the file while this one is about to put its own in place: both succeed, the last holds."""
+    path, replace, pid = tmp_path / "file", os.replace, os.getpid()
+
+    def late(old: Path, new: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+        atomic_write(path, b"theirs", alone=False)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", late)
+    atomic_write(path, b"mine", alone=False)
+    assert path.read_bytes() == b"mine"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))

@@ -2,20 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
-
-from annotated_types import Ge, Gt, Lt
+from typing import Any, TypeVar
 
 from personafl.core.algorithm import ClientRule, Empty, Problem
 from personafl.core.batches import Steps
 from personafl.core.optim import LocalOptimizer, Sgd
+from personafl.core.schedule import Count as Count
+from personafl.core.schedule import Decay as Decay
+from personafl.core.schedule import NonNegative as NonNegative
+from personafl.core.schedule import Rate as Rate
 from personafl.core.tree import Params
 
-# Limits of options, which recipes are checked against.
-Count = Annotated[int, Ge(1)]
-Rate = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Decay = Annotated[float, Ge(0), Lt(1)]
 T = TypeVar("T", bound=Callable[..., Any])
 
 

@@ -94,6 +94,8 @@ def main() -> None:
         code = app(_spelled_out(sys.argv[1:]), standalone_mode=False)
     except PersonaError as error:
         _fail(str(error), error.exit_code)
+    except PermissionError as error:
+        _fail(f"{error.filename}: no permission to read or write it; allow it, or use a copy", BadInput.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = Interrupted.exit_code
     except Exception as error:

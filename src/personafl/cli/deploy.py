@@ -123,8 +123,9 @@ def _listening(
 ) -> dict[str, Any]:
     """Return what every process that listens is started with."""
     from personafl.deploy.net.identity import Files
+    from personafl.runs.start import settled
 
-    recipe = parsed(words).anchored()
+    recipe = settled(parsed(words))
     return {
         "recipe": recipe,
         "out": out_path or Path("runs") / f"{recipe.name}-{identity.stem}",
@@ -203,8 +204,9 @@ def flower(
     """Write a recipe as a Flower app, for those who run a SuperLink: then flwr run DIR."""
     _check_installed(("flwr", "flwr", "flower"))
     from personafl.flower.app import write_app
+    from personafl.runs.start import settled
 
-    write_app(parsed(words).anchored(), out_path)
+    write_app(settled(parsed(words)), out_path)
     say(f"app: {out_path}; start it with flwr run {out_path}")
 
 

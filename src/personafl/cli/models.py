@@ -26,7 +26,7 @@ def export(
     latency: Annotated[
         bool, typer.Option("--latency", metavar="", help="Measure how fast the models are on this machine.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples at a time for --latency.")] = 20,
+    batch: Annotated[int, typer.Option(min=1, max=10**6, metavar="N", help="Samples at a time for --latency.")] = 20,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

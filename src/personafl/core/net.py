@@ -26,6 +26,7 @@ from personafl.core import rng
 from personafl.core.seam import replaceable
 from personafl.core.tree import Params
 from personafl.errors import BadInput
+from personafl.options import users_code
 
 Buffers = Literal["refused", "shared", "dropped"]
 
@@ -119,30 +120,27 @@ class Net:
         real = torch.ones(len(x), dtype=torch.bool, device=x.device)
         draws = torch.cuda.get_rng_state if x.is_cuda else torch.get_rng_state
         before = draws()
-        try:
-            with torch.no_grad():
-                output, *again = [self.apply(self.some_parameters(x), x, real, key) for _ in range(4)]
-        except Exception as error:  # a module's forward() may raise anything
-            raise BadInput(
-                f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
-            ) from error
+        with (
+            torch.enable_grad(),
+            users_code(f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}"),
+        ):
+            params = {name: value.detach().requires_grad_() for name, value in self.some_parameters(x).items()}
+            output, *again = [self.apply(params, x, real, key) for _ in range(4)]
         if not isinstance(output, Tensor):
             raise BadInput(f"model: forward() returns a {type(output).__name__}; it must return one tensor of outputs")
         # Another thread may have drawn meanwhile; then outputs are still the same.
         if not torch.equal(before, draws()) and not all(torch.equal(other, output) for other in again):
             remedy = "use nn.Dropout as a layer, and dropout=0 in nn.LSTM, nn.MultiheadAttention and such"
             raise BadInput(f"model: forward() draws at random, so runs would not repeat; {remedy}")
-        return output
+        if not output.requires_grad and not torch.is_inference_mode_enabled():
+            raise BadInput("model: no parameter of it has a gradient, so that nothing is learned; check forward()")
+        return output.detach()
 
 
 def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class _KeyedDropout(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from personafl.core import tree
 from personafl.core.prox import box as into_box
-from personafl.core.schedule import FORBID_UNKNOWN, Constant, Schedule
+from personafl.core.schedule import FORBID_UNKNOWN, Constant, Decay, NonNegative, Rate, Schedule
 from personafl.core.tree import Params, Tree
 
 
@@ -216,11 +216,11 @@ class Sgd(_Rated):
     """SGD: clip, then weight decay, then momentum, then the learning rate of the round."""
 
     optimizer: Literal["sgd"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
+    lr: Rate = 0.1
+    momentum: Decay = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-    clip: float | None = None
+    weight_decay: NonNegative = 0.0
+    clip: Rate | None = None
     schedule: Schedule = field(default_factory=Constant)
 
     def at(self, round_: Tensor) -> Optimizer:
@@ -235,12 +235,12 @@ class Adaptive(_Rated):
     """Adam, Yogi or Adagrad with the learning rate of the round."""
 
     optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
-    lr: float = 1e-3
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float | None = None
+    lr: Rate = 1e-3
+    b1: Decay = 0.9
+    b2: Decay = 0.999
+    eps: Rate = 1e-8
+    weight_decay: NonNegative = 0.0
+    clip: Rate | None = None
     schedule: Schedule = field(default_factory=Constant)
 
     def at(self, round_: Tensor) -> Optimizer:
@@ -262,11 +262,11 @@ class Accelerated(_Rated):
     """
 
     optimizer: Literal["accelerated"] = "accelerated"
-    lr: float = 0.1
-    momentum: float = 0.9
-    box: float | None = None
-    weight_decay: float = 0.0
-    clip: float | None = None
+    lr: Rate = 0.1
+    momentum: Decay = 0.9
+    box: Rate | None = None
+    weight_decay: NonNegative = 0.0
+    clip: Rate | None = None
     schedule: Schedule = field(default_factory=Constant)
 
     def at(self, round_: Tensor) -> Optimizer:

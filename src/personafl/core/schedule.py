@@ -4,11 +4,17 @@ Factors are float64 whatever the round's dtype, so that a rate is never rounded 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
+# Limits of options, which recipes are checked against.
+Count = Annotated[int, Ge(1)]
+Rate = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Decay = Annotated[float, Ge(0), Lt(1)]
 FORBID_UNKNOWN = {"extra": "forbid"}  # a recipe that misspells a field must fail, not lose it
 
 
@@ -30,7 +36,7 @@ class Exponential:
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
     kind: Literal["exponential"] = "exponential"
-    rate: float = 0.99
+    rate: Rate = 0.99
 
     def __call__(self, round_: Tensor) -> Tensor:
         """Return the factor of a round."""
@@ -43,8 +49,8 @@ class Step:
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
     kind: Literal["step"] = "step"
-    every: int = 10
-    factor: float = 0.5
+    every: Count = 10
+    factor: Rate = 0.5
 
     def __call__(self, round_: Tensor) -> Tensor:
         """Return the factor of a round."""
@@ -60,8 +66,8 @@ class Linear:
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
     kind: Literal["linear"] = "linear"
-    rounds: int
-    warmup: float = 0.1
+    rounds: Annotated[int, Ge(0)]
+    warmup: Annotated[float, Ge(0), Le(1)] = 0.1
 
     def __call__(self, round_: Tensor) -> Tensor:
         """Return the factor of a round."""

@@ -102,8 +102,10 @@ def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) 
             )
         large = np.sort(numpy_generator(seed, "take users").choice(large, how.clients, replace=False))
     if not len(large):
+        most = f"has min_samples = {config.min_samples} samples, but at most {int(groups.sizes.max(initial=0))}"
         raise BadInput(
-            f"partition 'users': no client of {dataset.name} has min_samples = {config.min_samples} samples; lower it"
+            f"partition 'users': no client of {dataset.name} {most}; lower min_samples or merge, or name "
+            "another column with data.user"
         )
     names = tuple("+".join(dataset.user_names[user] for user in members[client]) for client in large)
     every = Ragged.from_lists(rows[groups[int(client)]] for client in large)

@@ -10,6 +10,7 @@ from personafl.core.reading import Reading
 from personafl.options import Positive, Strict, short_form
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Alpha = Annotated[float, Field(gt=0, le=1e9)]  # beyond, shares cannot be told from equal ones
 
 
 class Users(Strict):
@@ -43,7 +44,7 @@ class Dirichlet(Strict):
 
     kind: Literal["dirichlet"] = "dirichlet"
     clients: Positive = 50
-    alpha: Annotated[float, Field(gt=0)] = 0.3
+    alpha: Alpha = 0.3
     sizes: Literal["equal", "natural"] = "equal"
 
 
@@ -59,7 +60,7 @@ class Quantity(Strict):
 
     kind: Literal["quantity"] = "quantity"
     clients: Positive = 50
-    alpha: Annotated[float, Field(gt=0)] = 0.5
+    alpha: Alpha = 0.5
 
 
 Partition = Annotated[Users | Classes | Diversity | Dirichlet | Iid | Quantity, Field(discriminator="kind")]

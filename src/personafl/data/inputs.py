@@ -61,7 +61,7 @@ def moments_for(data: FederatedData, config: DataConfig) -> Moments | None:
     if len(given.mean) != data.x.shape[1] or not data.x.is_floating_point():
         raise BadInput(
             f"data.normalize.mean: has {len(given.mean)} numbers, and {data.name} has {_kind(data)}; give one for each "
-            f'of {data.x.shape[1]} {data.axis}s, or data.normalize = "auto"'
+            f'of {data.x.shape[1]} {data.axis}s, or data.normalize = "auto" without a start'
         )
     return given
 

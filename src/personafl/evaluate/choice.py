@@ -34,6 +34,9 @@ Posterior.  With Aᵢ = T(T + S̃ᵢ/nᵢ)⁻¹, which is 0 without samples,
 Choice.  Let m and V be those of accuracy, the first component. Among candidates with P(δ < 0) = Φ(-m/√V) below
 `caution`, a device keeps the one with the greatest m > 0; without any, the global model. Ties go to the earlier one.
 
+A device without samples of its own has the prior alone, m = μ and V = T + Var(μ): it leaves the global model only if
+fewer than a share `caution` of devices are expected to lose by it. Where nobody has samples, all keep the global one.
+
 With one statistic all this is the textbook rule with numbers in place of matrices. What the population must tell are
 sums over devices: K, Σnᵢ, Σnᵢ², Σ(nᵢ-1)⁺, Σ(nᵢ-1)Sᵢ, Σnᵢdᵢ, Σnᵢdᵢdᵢᵀ and, in a second round, ΣWᵢ and ΣWᵢdᵢ. So secure
 aggregation can make a `Prior`; given it, a device decides alone, newcomers too.

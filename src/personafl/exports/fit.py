@@ -1,7 +1,7 @@
 """Which network of its own fits on a device: candidates of all sizes and bits, and the largest one within the limits.
 
 Nothing is trained. Sizes are exact: what a client's model takes in its packed form, header included, as results have it
-in `bytes_stored`. Memory is that of training, as `exports.memory` measures it, from shapes alone.
+in `bytes_stored`. Memory is that of training, as `exports.memory` measures it.
 """
 
 import dataclasses
@@ -116,11 +116,9 @@ def fit(
     recipe = _with_bits(recipe)
     federation = prepare(recipe).federation
     shared = federation.problems[0]
-    networks = list(_networks(recipe, federation, models))
-    if not any(net.unstackable for net in (shared.net, *(net for _, net in networks))):  # it may look at values
-        federation = _of_shapes(federation, *(net for _, net in networks))
     found: list[Candidate] = []
-    for network, net in networks:
+    for network, net in _networks(recipe, federation, models):
+        net.to(federation.data.device, federation.dtype)
         try:
             own = _quantized(federation, dataclasses.replace(shared, local_net=net, bits=1))
         except BadInput as error:  # it has no layer to quantize
@@ -270,14 +268,6 @@ def _bytes(federation: Federation, net: Net, quantized: frozenset[str], bits: in
             if wire.size(({name: form},)) < wire.size(({name: model[name]},)):
                 model[name] = form
     return wire.size((model,))
-
-
-def _of_shapes(federation: Federation, *nets: Net) -> Federation:
-    """Return the federation, its network and others without any numbers, for which nothing is computed."""
-    for net in (federation.problems[0].net, *nets):
-        net.to(_META, federation.dtype)
-    data = federation.data
-    return dataclasses.replace(federation, data=dataclasses.replace(data, x=data.x.to(_META), y=data.y.to(_META)))
 
 
 def _measured(candidate: Candidate, limits: Limits, federation: Federation, net: Net) -> Candidate:

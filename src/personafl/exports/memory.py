@@ -64,7 +64,7 @@ def training_memory(job: Job) -> Memory:
 
 
 def round_memory(fed: Federation, problem: Problem, client: int) -> int:
-    """Measure two steps of each phase of a client's round; on "meta" nothing is computed for it.
+    """Measure two steps of each phase of a client's round.
 
     What training keeps of all samples of a phase, to take fewer operations (`fast`), is counted.
     """

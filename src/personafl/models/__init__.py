@@ -17,7 +17,7 @@ from personafl.fast.trial import try_stacked
 from personafl.models.adapters import AdapterKind, Site, default_adapter, with_adapters
 from personafl.models.network import Network, SharedNetwork, default_model
 from personafl.models.parts import needs_adapter, personal_split
-from personafl.options import checked, import_path, reason
+from personafl.options import checked, import_path, users_code
 
 __all__ = [
     "MODELS",
@@ -159,10 +159,8 @@ def _maker(
         raise BadInput(f"model: {name!r} cannot be built with {', '.join(given) or 'no options'}: {error}") from error
 
     def make() -> nn.Module:
-        try:
+        with users_code(f"model: {name!r} cannot be built for inputs of shape {shape}"):
             module = build(**given)
-        except Exception as error:  # it may be the user's code
-            raise BadInput(f"model: {name!r} cannot be built for inputs of shape {shape}: {reason(error)}") from error
         if not isinstance(module, nn.Module):
             raise BadInput(f"model: {name!r} made {type(module).__name__}, not an nn.Module")
         return module
@@ -172,7 +170,8 @@ def _maker(
 
 def _tried(make: Source, network: Network, data: FederatedData) -> Net:
     """Return what makes a module as a network; fail if its output does not fit the data."""
-    net = Net(make, network.buffers)
+    with users_code(f"model: {network.name!r} cannot be used"):
+        net = Net(make, network.buffers)
     shape = list(net.probe(data.x[:2]).shape)
     try_stacked(net, data.x[:2])
     needs = [*data.y[:2].shape, data.classes]

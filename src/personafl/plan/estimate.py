@@ -18,6 +18,7 @@ from personafl.errors import BadInput
 from personafl.plan.probe import Probe, probe
 from personafl.recipe.method import PretrainSection
 from personafl.recipe.recipe import Recipe
+from personafl.runs.start import settled
 from personafl.simulate.workers.local import end_with_parent
 
 Listener = Callable[[int, int], None]  # (methods probed, of how many)
@@ -90,7 +91,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, folder: Path, listener: Listener | None = None) -> Plan:
     """Probe every method of the recipe's comparison, in a process of its own, and add up; runs will be in `folder`."""
-    recipe = recipe.anchored()
+    recipe = settled(recipe)
     seeds, methods = recipe.compare.seeds, recipe.compare.methods
     recipes = {method: recipe.for_method(method, seeds[0]) for method in methods}
     firsts = [first for one in recipes.values() if (first := one.for_pretraining()) is not None]

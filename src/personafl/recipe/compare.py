@@ -40,7 +40,11 @@ class CompareSection(Strict):
 
     def check(self) -> None:
         """Fail if a method or one of its options does not exist."""
-        for name in self.variants:
+        for name, variant in self.variants.items():
+            if not isinstance(variant.get("method", {}), dict):
+                raise BadInput(
+                    f"compare.variants.{name}.method: is a section; write compare.variants.{name}.method.name=…"
+                )
             if not name or "/" in name or name.startswith("."):
                 raise BadInput(f"compare.variants: {name!r} would name no directory; leave out '/' and a first '.'")
         for name in self.methods:

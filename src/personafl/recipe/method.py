@@ -9,7 +9,7 @@ from personafl.algorithms import METHODS
 from personafl.algorithms.training import Training
 from personafl.core.algorithm import Algorithm
 from personafl.errors import BadInput, did_you_mean
-from personafl.options import Named, Strict, checked, import_path
+from personafl.options import Named, Strict, checked, import_path, users_code
 from personafl.recipe.training import TrainingSection
 
 
@@ -30,7 +30,9 @@ class PretrainSection(Strict):
 def build_method(name: str, options: Mapping[str, Any], training: Training, where: str) -> Algorithm:
     """Return a method by name with the options that a recipe gives."""
     build = find_method(name, f"{where}.name")
-    algorithm = build(training, **checked(build, options, where, beside=["name"]))
+    given = checked(build, options, where, beside=["name"])
+    with users_code(f"{where}: {name!r} cannot be made"):
+        algorithm = build(training, **given)
     if not isinstance(algorithm, Algorithm):
         raise BadInput(f"{where}.name: {name!r} made a {type(algorithm).__name__}, not an Algorithm")
     return algorithm

@@ -15,7 +15,7 @@ from personafl.core.algorithm import Algorithm
 from personafl.data.config import DataConfig
 from personafl.errors import BadInput
 from personafl.models.network import SharedNetwork
-from personafl.options import Strict, explain
+from personafl.options import Strict, check_numbers, explain
 from personafl.recipe.cloud import BufferSection, CloudSection, check_buffer, check_cloud
 from personafl.recipe.compare import TUNING_VALIDATION, CompareSection
 from personafl.recipe.deploy import DeploySection
@@ -37,7 +37,7 @@ class Recipe(Strict):
     name: str = "run"
     label: str | None = None  # what the tables call it; None: the method's name
     seed: Annotated[int, Field(ge=0)] = 0
-    rounds: Annotated[int, Field(ge=0, le=10**9)] = 50
+    rounds: Annotated[int, Field(ge=0)] = 50
     start: str | None = None  # directory of a finished run: start from its global model
     finetune: bool = False  # stage (c): after the last round every client fine-tunes its personal part
     data: DataConfig = DataConfig()
@@ -86,6 +86,7 @@ class Recipe(Strict):
                 recipe = cls.model_validate(given)
             except ValidationError as error:
                 raise explain(error, "", cls) from error
+            check_numbers(given, recipe)
             check_devices(recipe.devices)
             check_cloud(recipe.cloud, recipe.federation.model_dump())
             check_buffer(recipe.buffer, recipe.federation.model_dump(), on_cloud=recipe.cloud is not None)

@@ -1,5 +1,7 @@
 """From a recipe to a job: everything is checked and built, in the order in which it can fail soonest."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -8,6 +10,7 @@ from torch import nn
 import personafl.data.build as data_build
 from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, untrained_upload
+from personafl.core.batches import counted_samples
 from personafl.data.federated import FederatedData
 from personafl.data.inputs import as_seen
 from personafl.errors import BadInput
@@ -15,14 +18,17 @@ from personafl.models import make_net_and_split
 from personafl.recipe.recipe import Recipe
 from personafl.runs.job import Job
 from personafl.runs.learners import make_learners, make_method, use_hardware
-from personafl.runs.problems import Maker, make_start
+from personafl.runs.problems import Maker
 from personafl.runs.profiles import deal
+from personafl.runs.start import make_start
 from personafl.runs.tracking import check_tracking
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.buffered import make_buffer
 from personafl.simulate.cloud import make_cloud
 from personafl.simulate.federation import Cloud, Federation
 from personafl.simulate.workers.local import on_other_machines
+
+_MOST_SAMPLES = 10**8  # that a client goes through in an update: a gigabyte of row numbers
 
 
 def prepare(
@@ -48,7 +54,7 @@ def prepare(
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
     who = make_learners(recipe, algorithm, data, kinds, device, dtype, model, make)
-    start = make_start(recipe, who.problems[0].net)
+    start = make_start(recipe, who.problems[0].net, data.moments)
     federation = Federation(
         algorithm=algorithm,
         data=who.data,
@@ -66,8 +72,21 @@ def prepare(
         buffer=buffer,
         workers=recipe.engine.workers if device.type == "cpu" else 1,
     )
+    _check_work(federation)
     _rehearse(federation)
     return Job(recipe, federation, objects)
+
+
+def _check_work(federation: Federation) -> None:
+    """Fail if a client's rows of one update cannot be drawn at once."""
+    rule, sizes = federation.algorithm.client, federation.data.train.sizes.max(keepdims=True, initial=1)
+    for name, work in {**rule.phases, **rule.tuning}.items():
+        samples = int(counted_samples(replace(work, least=None), sizes, np.zeros(1, dtype=np.uint64))[0])
+        if samples > _MOST_SAMPLES:
+            raise BadInput(
+                f"training: a client goes through {samples:,} samples in an update (phase {name!r}), and at most "
+                f"{_MOST_SAMPLES:,} are possible; lower its epochs or steps"
+            )
 
 
 def _rehearse(federation: Federation) -> None:

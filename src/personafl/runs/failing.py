@@ -14,7 +14,7 @@ from personafl.storage.failure import Failure
 _SHORT = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 
-def failure_of(error: Exception, when: str) -> Failure:
+def failure_of(error: BaseException, when: str) -> Failure:
     """Return what an error says; the traceback is for the user's own code, which may have raised anything."""
     diverged = isinstance(error, Diverged)
     if isinstance(error, PersonaError) and "\n" not in str(error):
@@ -37,7 +37,7 @@ def attempt(run: Path, when: str) -> Iterator[None]:
         yield
     except (Interrupted, StorageFailed):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a network's forward() may even exit
         failure = failure_of(error, when)
         failure.keep(run)
         raise failure.error(run) from error

@@ -13,11 +13,11 @@ from personafl.runs.failing import attempt
 from personafl.runs.interrupt import polite_stop
 from personafl.runs.job import Job
 from personafl.runs.listener import Listener, Note, Progress, Tuning
-from personafl.runs.problems import START_FILE
 from personafl.runs.recording import record_forms, record_scores, score_all
 from personafl.runs.result import Result, make_result
 from personafl.runs.scoring import tune
 from personafl.runs.sizes import measure
+from personafl.runs.start import START_FILE
 from personafl.runs.tracking import Tracker
 from personafl.simulate.calibrate import calibrated
 from personafl.storage.failure import FAILURE_FILE

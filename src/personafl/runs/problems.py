@@ -1,19 +1,16 @@
-"""What the clients of a run solve: the networks that its recipe names, and the weights that they start from."""
+"""What the clients of a run solve: the networks that its recipe names."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.losses import TASKS
 from personafl.core.net import Net
 from personafl.core.split import Split
-from personafl.core.tree import Params
 from personafl.data.federated import FederatedData
 from personafl.data.spelling import SPACE_NAME
 from personafl.errors import BadInput
@@ -22,7 +19,6 @@ from personafl.models.adapters import is_adapter
 from personafl.models.network import Network, SharedNetwork
 from personafl.recipe.recipe import Recipe
 
-START_FILE = "global.safetensors"  # of a run directory: the shared model that came out
 Maker = Callable[..., tuple[Net, Split | None]]  # as `make_net_and_split`
 
 
@@ -83,27 +79,3 @@ def _own_net(made: list[tuple[Network, Net]], record: Network, data: FederatedDa
     except BadInput as error:
         raise BadInput(f"{where}.{error}") from error
     return made[-1][1]
-
-
-def make_start(recipe: Recipe, net: Net) -> Params:
-    """Return the weights of the shared network that the run starts from."""
-    fresh = net.init(rng.generator(recipe.seed, "start"))
-    return fresh if recipe.start is None else _warm_start(Path(recipe.start), fresh)
-
-
-def _warm_start(run: Path, fresh: Params) -> Params:
-    """Return `fresh` with the global model of a finished run put in, by name; only adapters may be missing there."""
-    path = run / START_FILE
-    try:
-        found = wire.decode_named(path.read_bytes())
-    except OSError as error:
-        raise BadInput(f"start: {path} cannot be read; give the directory of a finished run") from error
-    if not found:
-        raise BadInput(f"start: {run} has no global model to start from")
-    wrong = sorted(name for name in found if name not in fresh or found[name].shape != fresh[name].shape)
-    missing = sorted(name for name in fresh if name not in found and not is_adapter(name))
-    if wrong or missing:
-        names = ", ".join((wrong or missing)[:5])
-        what = "does not fit this model" if wrong else "is missing there"
-        raise BadInput(f"start: the model of {run} is another one: {names} {what}; use the same model as that run")
-    return {name: found.get(name, value).to(value.dtype) for name, value in fresh.items()}

@@ -21,6 +21,7 @@ from personafl import __version__
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
 from personafl.core.batches import Data
+from personafl.errors import StorageFailed
 from personafl.simulate.clientside import received
 from personafl.simulate.engine import Engine, Strategy, gather
 from personafl.simulate.federation import Federation
@@ -151,7 +152,7 @@ def _cached() -> dict[str, dict[str, float]]:
     try:
         found = json.loads(_file().read_text())
         return {key: {name: float(value[name]) for name in ("stacked", "sequential")} for key, value in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or not ours
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):  # none, no home, or not ours
         return {}
 
 
@@ -159,6 +160,6 @@ def _remember(key: str, seconds: dict[str, float]) -> None:
     _KNOWN[key] = seconds
     cached = _cached()
     if key not in cached:
-        with contextlib.suppress(OSError):  # a home that cannot be written to is no reason to fail
+        with contextlib.suppress(OSError, RuntimeError, StorageFailed):  # a cache that cannot be kept is no failure
             _file().parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(_file(), json.dumps({**cached, key: seconds}, indent=1).encode())
+            atomic_write(_file(), json.dumps({**cached, key: seconds}, indent=1).encode(), alone=False)

@@ -51,7 +51,7 @@ def named_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise BadInput(
-            f"engine.device: {name!r} is not available here ({str(error).splitlines()[0]}); use cpu"
+            f"engine.device: {name!r} is not available here ({str(error).splitlines()[0].partition('. ')[0]}); use cpu"
         ) from error
     return device
 

@@ -39,9 +39,12 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def atomic_write(path: Path, *parts: bytes | memoryview) -> None:
-    """Replace a file by parts, end to end: after a crash it holds the old bytes or the new ones, whole."""
-    temporary = path.with_name(path.name + ".partial")
+def atomic_write(path: Path, *parts: bytes | memoryview, alone: bool = True) -> None:
+    """Replace a file by parts, end to end: after a crash it holds the old bytes or the new ones, whole.
+
+    Who may not be alone, as others may write the file at the same time, has a partial file of its own.
+    """
+    temporary = path.with_name(f"{path.name}.partial" if alone else f"{path.name}.{os.getpid()}.partial")
     with storage(path):
         try:
             with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:

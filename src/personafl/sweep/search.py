@@ -33,6 +33,7 @@ from personafl.recipe.sweep import SWEEP_FILE, space
 from personafl.recipe.values import merged, nested
 from personafl.runs.build import prepare
 from personafl.runs.interrupt import Stop, polite_stop
+from personafl.runs.start import settled
 from personafl.storage.files import atomic_write
 from personafl.storage.rundir import RunDirectory, refuse_existing, resume_command
 from personafl.sweep.pool import cores, driven, workers
@@ -92,7 +93,7 @@ class Sweep:
 
 def sweep(recipe: Recipe, path: Path, *, jobs: int | None = None, listener: Listener | None = None) -> Sweep:
     """Search in a new directory; `jobs` trials at a time, if not given as many as there are cores."""
-    recipe = recipe.anchored()
+    recipe = settled(recipe)
     refuse_existing(path)
     _check(recipe)
     RunDirectory.create(path, {SWEEP_FILE: recipe.to_toml()})

@@ -45,8 +45,10 @@ def checked(
     reading: Reading = AS_FOUND,
 ) -> Dataset:
     """Check the arrays of a source and build the data set; `where` (file or source) begins every message."""
-    if len(x) == 0:
-        raise BadInput(f"{where}: holds no samples; check the file")
+    if x.size == 0:
+        raise BadInput(f"{where}: holds no samples, or samples without numbers; check the file")
+    if x.ndim < 2:
+        raise BadInput(f"{where}: x has shape {list(x.shape)}; give one row of features per sample, [samples, …]")
     if y is None and reading.who != "predict":
         raise BadInput(f"{where}: has no labels; add one per sample")
     if y is not None and y.shape[:1] != x.shape[:1]:
@@ -91,8 +93,6 @@ def images_to_float(where: str, images: Array) -> NDArray[np.float32]:
 
 
 def _inputs(where: str, x: Array) -> torch.Tensor:
-    if x.ndim < 2:
-        raise BadInput(f"{where}: x has shape {list(x.shape)}; give one row of features per sample, [samples, …]")
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             values = np.ascontiguousarray(x, dtype=np.float32)

@@ -29,6 +29,8 @@ def classes_of(where: str, y: Array, names: Sequence[str], reading: Reading) -> 
     if y.ndim != 1:
         raise BadInput(f"{where}: labels of dtype {y.dtype}, shape {list(y.shape)}; give one per sample")
     values = _plain(where, y)
+    if not names and reading.classes is None and reading.who == "all":
+        _check_few(where, values)
     if values.dtype.kind == "i" and (names or (reading.classes is None and _numbered(values, reading))):
         labels = _in_range(where, values.astype(np.int64), len(names), 0)
         if reading.classes is None:
@@ -50,12 +52,16 @@ def classes_of(where: str, y: Array, names: Sequence[str], reading: Reading) -> 
             f"{where}: label {found[0]} is negative; remove these samples if they have no class, or else say that it "
             f"is one, data.classes = [{every}]"
         )
+    return index.astype(np.int64), tuple(str(name) for name in found)
+
+
+def _check_few(where: str, values: Array) -> None:
+    found = np.unique(values)
     if len(found) > max(_FEW, len(values) // 2):
         raise BadInput(
             f"{where}: {len(found)} different labels in {len(values)} samples, such as {found[0]} and {found[1]}; "
             f"name the column of classes with data.label, or make few classes of the values"
         )
-    return index.astype(np.int64), tuple(str(name) for name in found)
 
 
 def _digits(labels: Ints) -> tuple[str, ...]:

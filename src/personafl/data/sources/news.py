@@ -14,7 +14,7 @@ from personafl.errors import BadInput
 def is_news(path: Path) -> bool:
     """Return whether a file has that layout by its first line: a class, or a column called Class …, before texts."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        first = next(csv.reader(file), ["", ""])
+        first = next(csv.reader(file), []) or [""]
     start, others = first[0].strip().lower(), [part.strip() for part in first[1:]]
     texts = len(others) in (1, 2) and not any(part.replace(".", "").isdigit() for part in others)
     return texts and (start.isdigit() or start in ("class index", "class"))

@@ -131,6 +131,8 @@ def _arrays(path: Path, reading: Reading) -> Arrays:
             return arrays
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; check the path") from None
+    except PermissionError:
+        raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = "pickled objects are refused" if "Object arrays" in str(error) else "truncated or not a .npz file"
         raise BadInput(f"{path}: cannot be read, {reason}; save plain arrays with np.savez_compressed") from None

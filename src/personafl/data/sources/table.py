@@ -5,6 +5,7 @@ it: at most 50 values, and no more than half as many as rows. A single column wi
 hashed words. Whatever a column cannot be made into numbers by is an error that names the column.
 """
 
+import csv
 import gzip
 import re
 import warnings
@@ -77,11 +78,16 @@ def from_frames(
         raise BadInput(
             f"{where}: has columns {listed(list(map(str, frame.columns)))}; say which to predict with data.label"
         )
+    taken = [column for column in (label, user, half) if column is not None]
+    if twice := [column for column in taken if taken.count(column) > 1]:
+        raise BadInput(
+            f"{where}: column {twice[0]!r} cannot be two of data.label, data.user and data.split; name another"
+        )
     if half is not None:
         split = _halves(f"{where}: column {half!r}", frame[half])
     found: dict[str, Any] = {"label": label, "user": user, "split": half}
     if x is None:
-        names = _features(where, frame, [column for column in (label, user, half) if column is not None], reading)
+        names = _features(where, frame, taken, reading)
         x, known = _inputs(where, frame, names, None if split is None else split == 0, reading)
         found |= known
     y = None if label is None else _values(f"{where}: column {label!r}", frame[label])
@@ -115,7 +121,8 @@ def _frame(path: Path) -> "pd.DataFrame":
                 na_values=["?"],
                 low_memory=False,
                 index_col=False,
-            )
+                skipinitialspace=True,
+            ).rename(columns=lambda name: str(name).strip())
     except ImportError:
         raise BadInput(f"{path}: needs pyarrow, pip install 'personafl[parquet]'; or save it as .csv") from None
     except pd.errors.ParserWarning:
@@ -123,6 +130,8 @@ def _frame(path: Path) -> "pd.DataFrame":
         raise BadInput(f"{path}: {more}") from None
     except pd.errors.EmptyDataError:
         raise BadInput(f"{path}: is empty; check the file") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
     except (OSError, ValueError, EOFError) as error:  # pandas' ParserError and pyarrow's ArrowInvalid are ValueErrors
         reason = " ".join(str(error).split())[:160]
         kind = "Parquet" if path.suffix == ".parquet" else "UTF-8 CSV"
@@ -138,6 +147,9 @@ def _marks(path: Path) -> tuple[str, str]:
     with opener(path, "rb") as file:
         line, more = file.readline(100_000), file.read(100_000)
     mark = "\t" if ".tsv" in path.suffixes else max((",", ";", "\t"), key=lambda sign: line.count(sign.encode()))
+    names = [name.strip() for name in next(csv.reader([line.decode("utf-8-sig")], delimiter=mark), [])]
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise BadInput(f"{path}: two columns are called {twice[0]!r}; give each a name of its own")
     return mark, "," if mark == ";" and re.search(rb"\d,\d", more) else "."
 
 
@@ -156,18 +168,18 @@ def _chosen(where: str, frame: "pd.DataFrame", key: str, reading: Reading, known
 
 def _features(where: str, frame: "pd.DataFrame", taken: list[str], reading: Reading) -> list[str]:
     columns = [str(name) for name in frame.columns]
-    for key, given in (("features", reading.features or ()), ("drop", reading.drop if reading.who == "all" else ())):
-        for name in given:
+    for key in ("features", "drop", "categories", "missing") if reading.who == "all" else ("features",):
+        given = getattr(reading, key) or ()
+        for name in () if isinstance(given, str) else given:
             if name not in columns:
                 raise BadInput(f"{where}: data.{key} has {name!r}, which is no column; {did_you_mean(name, columns)}")
-            if key == "features" and name in taken:
-                raise BadInput(f"{where}: data.features has {name!r}, which is the label, user or split; take it out")
-    if reading.features is not None:
-        return [name for name in reading.features if name not in reading.drop]
-    names = [name for name in columns if name not in taken and name not in reading.drop]
+            if name in taken:
+                raise BadInput(f"{where}: data.{key} has {name!r}, which is the label, user or split; take it out")
+    every = reading.features if reading.features is not None else [name for name in columns if name not in taken]
+    names = [name for name in every if name not in reading.drop]
     if not names:
         raise BadInput(f"{where}: has no column besides label, user and split; there is nothing to learn from")
-    if reading.who == "device":
+    if reading.who == "device" and reading.features is None:
         raise BadInput(
             f"{where}: the server's recipe does not say which columns are inputs, and in which order; add "
             f"data.features = {names} to it".replace("'", '"')
@@ -295,7 +307,7 @@ def _one_hot(
     place = pd.Index(values).get_indexer(pd.Index(column.astype(str)))
     unknown = ~gone & (place < 0)
     if unknown.any() and reading.who != "predict":
-        value = column[int(np.argmax(unknown))]
+        value = str(column[int(np.argmax(unknown))])
         raise BadInput(f"{at}: {value!r} is none of data.categories.{name}, {listed(values)}; add it there")
     place[gone] = -1
     table: NDArray[np.float32] = (place[:, None] == np.arange(len(values))).astype(np.float32)

@@ -27,7 +27,7 @@ from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.history import Closed, History, Member, Open, enrolling, opened_sums, roster_of
 from personafl.deploy.server.opening import adds_sums, deployable, open_directory, open_federation, upload_like
 from personafl.recipe.recipe import Recipe
-from personafl.runs.problems import START_FILE
+from personafl.runs.start import START_FILE
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.serverside import Roster, ServerSide
 from personafl.storage.files import atomic_write, storage, write_json

@@ -296,7 +296,7 @@ def _serve(connection: Connection, tasks: _Shelf, results: _Shelf, work: Work, p
             answer = results.dumps((True, work(task)))
         except PersonaError as error:
             answer = results.dumps((False, error))
-        except Exception:
+        except (Exception, SystemExit):
             answer = results.dumps((False, traceback.format_exc()))
         connection.send_bytes(answer)
 
