@@ -20,9 +20,8 @@ from personafl.core.net import Net
 from personafl.core.rng import generator
 from personafl.data.build import federate
 from personafl.data.config import DataConfig, Quantity
-from personafl.data.federated import FederatedData
+from personafl.data.federated import SPACE_NAME, FederatedData
 from personafl.data.sources.dataset import checked
-from personafl.data.spelling import SPACE_NAME
 from personafl.evaluate.score import try_personal, try_shared
 from personafl.papers.catalog import Row, Table
 from personafl.papers.verdict import judge, outcomes

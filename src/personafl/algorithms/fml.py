@@ -25,7 +25,7 @@ def fml(
     training: Training, *, distillation: Share = 0.5, shared_lr: Rate | None = None, tune_epochs: Count = 5
 ) -> Algorithm:
     """A shared and a personal model, of whatever architecture, that teach each other."""
-    decay = training.optimizer.weight_decay
-    alike = quped(training, distillation=distillation, shared_lr=shared_lr, shared_decay=decay, tune_epochs=tune_epochs)
+    lr, decay = shared_lr or training.optimizer.lr, training.optimizer.weight_decay
+    alike = quped(training, distillation=distillation, shared_lr=lr, shared_decay=decay, tune_epochs=tune_epochs)
     client = dataclasses.replace(alike.client, coupling="mutual")  # type: ignore[type-var]
     return Algorithm("fml", client, alike.server, own_networks=True)

@@ -24,6 +24,8 @@ Rows = NDArray[np.int64]
 Clients = NDArray[np.int64]  # by their numbers
 Split = Literal["train", "validation", "test"]
 
+SPACE_NAME = "space"  # of the class between words, where labels are spelled
+
 
 @dataclass(frozen=True, eq=False)
 class Ragged:

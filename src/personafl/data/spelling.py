@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from personafl.data.federated import SPACE_NAME
 from personafl.errors import BadInput
 
 if TYPE_CHECKING:
     from personafl.data.sources.dataset import Dataset
 
 BLANK_NAME = "blank"  # of CTC's class 0
-SPACE_NAME = "space"  # of the class between words
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 

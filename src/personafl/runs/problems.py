@@ -11,8 +11,7 @@ from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.losses import TASKS
 from personafl.core.net import Net
 from personafl.core.split import Split
-from personafl.data.federated import FederatedData
-from personafl.data.spelling import SPACE_NAME
+from personafl.data.federated import SPACE_NAME, FederatedData
 from personafl.errors import BadInput
 from personafl.models import make_net
 from personafl.models.adapters import is_adapter
