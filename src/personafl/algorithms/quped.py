@@ -25,7 +25,7 @@ client that missed some of them.
 
 η₁ and η₃ follow the training's schedule, as "the global model has the same learning schedule as the personalized
 models" (D.2.2), η₂ is constant unless `center_schedule` says otherwise. Weight decay is a part of the step on x. The
-step on w has none in the paper: `shared_decay` adds one. The paper has η₃ = η₁, at which w lags behind x, for λ_p scales
+step on w has none in the paper: `shared_decay` adds one. The paper has η₃ = η₁, at which w lags behind x: λ_p scales
 its whole loss; where `shared_lr` does not say it, η₃ is η₁/λ_p, so that w is a teacher, and newcomers' start, sooner.
 
 Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `quantize`). R's factor ½ is in
