@@ -22,6 +22,7 @@ from personafl.core import wire
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.runs.listener import Progress
+from tiers import tiered
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "add-an-algorithm.md"
 APART = ("recipe", "metrics", "files")  # these say how it was run
@@ -48,7 +49,7 @@ def run(method: str, path: Path, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in left_by(path).items() if key not in APART}
 
 
-@pytest.mark.parametrize("method", ["my_ditto", "fedrod"])
+@pytest.mark.parametrize("method", tiered(["my_ditto", "fedrod"], ["my_ditto"]))
 def test_a_method_that_keeps_the_laws_runs_everywhere(method: str, tmp_path: Path) -> None:
     plain = run(method, tmp_path / "plain")
     engine = SMALL["engine"]
@@ -67,7 +68,7 @@ def test_a_method_that_keeps_the_laws_runs_everywhere(method: str, tmp_path: Pat
             np.testing.assert_allclose(np.frombuffer(leaf, np.float32), other, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["my_ditto", "fedrod"])
+@pytest.mark.parametrize("method", tiered(["my_ditto", "fedrod"], ["my_ditto"]))
 def test_it_is_deployed_resumed_and_exported(method: str, tmp_path: Path) -> None:
     for number, changes in enumerate(({}, {"uplink": {"form": "sparse", "keep": 0.2}})):
         recipe, folder = recipe_of(method, rounds=2, **changes), tmp_path / f"deployed{number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -78,6 +79,7 @@ def test_the_transformer_learns_a_sentence() -> None:
     assert float(task.correct(module(text[:, :-1]), text[:, 1:])) == 1
 
 
+@pytest.mark.system
 def test_spoken_digits_are_learned(shared_data: Path) -> None:
     """A few hundred steps of a tiny model: a third of the test words are exactly right, from none."""
     data = load(DataConfig(source=str(shared_data / "fsdd" / "fsdd_logmel.npz"), target="spelling"), seed=0)

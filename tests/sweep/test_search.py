@@ -119,6 +119,7 @@ def test_a_recipe_without_a_sweep_and_a_missing_package_are_named(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.system
 def test_a_trial_that_diverges_fails_and_the_others_go_on(tmp_path: Path) -> None:
     found = sweep(recipe(sweep={"keys": {"training": {"lr": [1e30, 0.1]}}}), tmp_path / "sweep", jobs=1)
     assert [trial.state for trial in found.trials] == ["failed", "done"]
