@@ -26,7 +26,7 @@ client that missed some of them.
 η₁ and η₃ follow the training's schedule, as "the global model has the same learning schedule as the personalized
 models" (D.2.2), η₂ is constant unless `center_schedule` says otherwise. Weight decay is a part of the step on x. The
 step on w has none in the paper: `shared_decay` adds one. The paper has η₃ = η₁, at which w lags behind x: λ_p scales
-its whole loss; where `shared_lr` does not say it, η₃ is η₁/λ_p, so that w is a teacher, and newcomers' start, sooner.
+its whole loss; where `shared_lr` does not say it, η₃ is 2η₁, so that w is a teacher, and newcomers' start, sooner.
 
 Errata: the new w_i is sent (E2), and centers are pulled towards their members (E1; `quantize`). R's factor ½ is in
 the widths here, so that `penalty` is twice the λ of the authors' runs.
@@ -331,7 +331,7 @@ def quped(
             'training.optimizer: "accelerated" takes gradients ahead of the weights, where the steps on x, the centers '
             'and w in turn do not; set it to "sgd" or "adam"'
         )
-    shared = retrained(training, lr=shared_lr or _teachers_rate(training, distillation), epochs=None).optimizer
+    shared = retrained(training, lr=shared_lr or _teachers_rate(training), epochs=None).optimizer
     usual = 1e-4 if center_scale == "sum" else training.optimizer.lr
     client = QupedClient(
         training=training,
@@ -353,10 +353,9 @@ def quped(
     return Algorithm("quped", client, Averaging(optimizer=server), own_networks=True, uses_bits=True)
 
 
-def _teachers_rate(training: Training, distillation: float) -> float:
-    """Return η₃: λ_p η₃ is the training's rate, but where steps do not grow with the gradient or there is no w."""
-    lr = training.optimizer.lr
-    return lr / distillation if distillation and isinstance(training.optimizer, Sgd) else lr
+def _teachers_rate(training: Training) -> float:
+    """Return η₃: twice the training's, but where steps do not grow with the gradient."""
+    return training.optimizer.lr * (2 if isinstance(training.optimizer, Sgd) else 1)
 
 
 def _pace(work: Steps, unit: Unit) -> Fraction:
