@@ -298,7 +298,7 @@ def test_a_failing_a_diverging_and_a_killed_method(tmp_path: Path) -> None:
         "evaluation.every=0",
         "engine.checkpoint_seconds=0.05",
     ]
-    small = ["--partition", "classes:clients=6,per_client=3", "--quiet"]
+    small = ["--partition", "classes:clients=6,per_client=3", "--model", "mlp", "--quiet"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from personafl.cli import main; main()"]
 

@@ -152,7 +152,7 @@ def stop(event: object) -> None:
         raise Stopped
 
 
-@pytest.mark.parametrize("name", tiered(["Gru", "Numpy", "Keeps"], ["Gru"]))
+@pytest.mark.parametrize("name", tiered(["Gru", "Numpy", "Keeps"], ["Gru", "Keeps"]))
 def test_it_is_resumed_exported_and_loaded(name: str, file: str, tmp_path: Path) -> None:
     one = recipe("ditto", f"models.odd:{name}", data={"source": file})
     api.run(one, out=tmp_path / "whole")

@@ -120,12 +120,12 @@ class Net:
         real = torch.ones(len(x), dtype=torch.bool, device=x.device)
         draws = torch.cuda.get_rng_state if x.is_cuda else torch.get_rng_state
         before = draws()
-        with (
-            torch.enable_grad(),
-            users_code(f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}"),
-        ):
+        with users_code(f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}"):
             params = {name: value.detach().requires_grad_() for name, value in self.some_parameters(x).items()}
-            output, *again = [self.apply(params, x, real, key) for _ in range(4)]
+            with torch.enable_grad():
+                output = self.apply(params, x, real, key)
+            with torch.no_grad():  # last, for a module that keeps what it saw could not be copied with its graph
+                again = [self.apply(params, x, real, key) for _ in range(3)]
         if not isinstance(output, Tensor):
             raise BadInput(f"model: forward() returns a {type(output).__name__}; it must return one tensor of outputs")
         # Another thread may have drawn meanwhile; then outputs are still the same.
