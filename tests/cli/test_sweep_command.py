@@ -25,6 +25,7 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Callable[..., 
     return call
 
 
+@pytest.mark.system
 def test_sweep_show_and_resume(main: Main) -> None:
     pytest.importorskip("optuna", reason="sweeps need the extra: pip install personafl[sweep]")
     sweep = ["sweep", *QUICK, "sweep.keys.training.lr=[0.1]", "--trials", "1", "--jobs", "1", "--seeds", "2"]

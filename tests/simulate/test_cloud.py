@@ -522,6 +522,7 @@ def test_servers_that_differ_reach_a_neighbourhood_as_small_as_the_step(tmp_path
         assert np.linalg.norm(limit - problem.stationary([1 / 3] * 3)) > 3 * errors[1]
 
 
+@pytest.mark.system
 def test_every_server_counts_alike_however_many_devices_it_has(tmp_path: Path) -> None:
     """Where servers have states of their own, z_n goes to the mean of n's devices: p_i = 1/(N·|Q_n|), not 1/Σ|Q_n|.
 

@@ -172,6 +172,7 @@ def test_exported_models_take_images_as_they_are(finished: Path) -> None:
         assert np.mean(shares) == pytest.approx(model.test_accuracy, abs=1e-6)
 
 
+@pytest.mark.system
 def test_so_do_onnx_files(finished: Path, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     (model,) = personafl.export(finished, tmp_path, onnx=True).models

@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from personafl import api
@@ -71,6 +72,7 @@ def cost(clients: int, out: Path) -> tuple[int, int, int]:
     return start[1], rounds[-1][0], max(peak - before for (before, _), (_, peak) in zip(found, rounds, strict=False))
 
 
+@pytest.mark.system
 def test_a_registered_client_costs_bytes(tmp_path: Path) -> None:
     """Kept: a problem, a home and a place in the store's table. In a round: a draw and the store's index."""
     api.run(RECIPE, data=registered(20), out=tmp_path / "first")  # so that everything is imported
