@@ -23,7 +23,7 @@ types: install-dev
 unit: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile --durations 15
 
-# Real processes on loopback, kills at every write, Ray, a SuperLink, the site and a browser: half an hour on two cores.
+# Real processes on loopback, kills at every write, Ray, a SuperLink, the site and a browser: 12 minutes on two cores.
 test-system: install-dev
 	$(BIN)/pytest -m system -n 2 --dist loadfile --timeout 900 --durations 15
 

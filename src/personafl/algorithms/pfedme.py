@@ -12,9 +12,9 @@ The personal model is the last θ. The K steps are taken by the training's optim
 rate is the paper's personal learning rate, and must be below 2/λ for the steps not to diverge. Newcomers, and clients
 that fine-tune, do the same from w_T and send nothing.
 
-The defaults λ = 15, K = 5 and η = 0.005 are the paper's, for many hundred rounds: η is the learning rate of w, so that
-a short run needs a larger one (with ηλ = 1 w_i moves to θ). The reported loss is that of the K steps, with the
-penalty.
+The paper has λ = 15 and η = 0.005, for many hundred rounds: η is the learning rate of w, so that a short run needs a
+larger one (with ηλ = 1 w_i moves to θ). The defaults λ = 1 and η = 0.5 are for such runs; K = 5 is the paper's. The
+reported loss is that of the K steps, with the penalty.
 """
 
 from dataclasses import dataclass
