@@ -1,12 +1,13 @@
 """Every method with its defaults on every data set: accuracies, and what is worse than training alone or FedAvg.
 
-    python benchmarks/defaults.py --data ../shared/data [--sets fsdd,digits] [KEY=VALUE …]
+    python benchmarks/defaults.py --data ../shared/data [--sets fsdd,digits] [--tune 12] [KEY=VALUE …]
 
 Nothing is set but the data: the network, the normalisation, rates, rounds and each method's options are personafl's
 own. A cell is the mean over seen clients of the test accuracy in %, of the personal models where a method has any, else
 of the global one (g); the mean over seeds. `!` marks a personal model more than a point below the better of local
 training and FedAvg, `?` a model no better than always answering the commonest class, `×` a run that failed, with its
-reason below the table. Runs are kept in --out: what is there is not run again, so a stopped table goes on.
+reason below the table. With --tune every method is first tuned alike by so many trials, as `personafl compare --tune`
+does. Runs are kept in --out: what is there is not run again, so a stopped table goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,11 @@ _splits: dict[tuple[str, int], Any] = {}  # of a worker: the last data that it d
 Task = tuple[str, str, int, dict[str, Any], str]  # set, method, seed, changes of the recipe, directory
 
 
+def place(out: Path, name: str, method: str, seed: int, tune: int | None) -> Path:
+    """Return where a run is; a tuned one is in a comparison of its own."""
+    return out / name / (f"{method}-seed{seed}" if tune is None else f"{method}-tune{tune}/{method}-seed{seed}")
+
+
 def one(task: Task) -> tuple[str, float]:
     """Run one method on one data set in a directory of its own; return a line about it and its seconds."""
     import torch
@@ -51,19 +58,27 @@ def one(task: Task) -> tuple[str, float]:
     name, method, seed, changes, out = task
     torch.set_num_threads(1)
     began = time.perf_counter()
-    path = Path(out) / name / f"{method}-seed{seed}"
+    tune = changes.get("compare", {}).get("tune")
+    path = place(Path(out), name, method, seed, tune)
     try:
         recipe = Recipe.parse(merged({"seed": seed, "method": {"name": method}}, changes))
         if (name, seed) not in _splits:
             _splits.clear()
             _splits[name, seed] = load(recipe.data, seed)
         data = _splits[name, seed]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (path.parent / "chance").write_text(str(float(data.y[data.y >= 0].bincount().max() / (data.y >= 0).sum())))
-        personafl.run(recipe, data=data, out=path, resume=path.exists())
+        (Path(out) / name).mkdir(parents=True, exist_ok=True)
+        commonest = float(data.y[data.y >= 0].bincount().max() / (data.y >= 0).sum())
+        (Path(out) / name / "chance").write_text(str(commonest))
+        if tune is None:
+            personafl.run(recipe, data=data, out=path, resume=path.exists())
+        elif path.parent.exists():
+            personafl.resume(path.parent)
+        else:
+            personafl.compare(recipe, methods=[method], seeds=[seed], out=path.parent)
         line = "done"
     except Exception as error:  # a failure is a result of this table
         line = f"{type(error).__name__}: {error}".splitlines()[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".failed").write_text(line)
     return f"{name} {method} seed {seed}: {line}", time.perf_counter() - began
 
@@ -83,9 +98,9 @@ def judged(runs: list[Path]) -> tuple[str, float] | None:
     return None if model is None else (model, sum(found[model] for found in each) / len(each))
 
 
-def table(out: Path, sets: list[str], methods: list[str], seeds: list[int]) -> str:
+def table(out: Path, sets: list[str], methods: list[str], seeds: list[int], tune: int | None) -> str:
     """Return the table as Markdown, and the reasons of what failed."""
-    runs = {(name, method): [out / name / f"{method}-seed{s}" for s in seeds] for name in sets for method in methods}
+    runs = {(name, how): [place(out, name, how, seed, tune) for seed in seeds] for name in sets for how in methods}
     found = {key: judged(paths) for key, paths in runs.items()}
     lines = ["| method | " + " | ".join(sets) + " |", "|---" * (len(sets) + 1) + "|"]
     reasons = []
@@ -117,6 +132,7 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default="0")
+    parser.add_argument("--tune", type=int, help="trials that each method is tuned by first")
     parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--show", action="store_true", help="run nothing, print what is there")
@@ -127,14 +143,17 @@ def main() -> None:
     tasks: list[Task] = []
     for name in [] if options.show else sets:
         source = SETS[name] if name == "digits" else str(options.data / SETS[name])
-        changes, _ = from_words(options.changes, {"data.source": source})
-        places = [(method, seed, options.out / name / f"{method}-seed{seed}") for seed in seeds for method in methods]
-        ended = [path for _, _, path in places if scores(path) or path.with_suffix(".failed").exists()]
-        tasks += [(name, method, seed, changes, str(options.out)) for method, seed, path in places if path not in ended]
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for number, (line, seconds) in enumerate(pool.imap_unordered(one, tasks), 1):
+        changes, _ = from_words(options.changes, {"data.source": source, "compare.tune": options.tune})
+        for seed in seeds:
+            for method in methods:
+                path = place(options.out, name, method, seed, options.tune)
+                if not scores(path) and not path.with_suffix(".failed").exists():
+                    tasks.append((name, method, seed, changes, str(options.out)))
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        for number, done in enumerate(as_completed([pool.submit(one, task) for task in tasks]), 1):
+            line, seconds = done.result()
             print(f"{number}/{len(tasks)} {line} ({seconds:.0f} s)", file=sys.stderr, flush=True)
-    print(table(options.out, sets, methods, seeds))
+    print(table(options.out, sets, methods, seeds, options.tune))
 
 
 if __name__ == "__main__":
