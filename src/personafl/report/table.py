@@ -32,10 +32,14 @@ class Line:
     best: frozenset[int]
 
 
+def main_split(rows: Sequence[Row]) -> str:
+    """Return the split that the first tables are of: test data, or validation data if those were left unread."""
+    return "test" if any(row["split"] == "test" for row in rows) else "validation"
+
+
 def _splits(rows: Sequence[Row]) -> list[str]:
-    """Return the splits that tables are of: test data, or validation data if those were left unread; training data."""
-    found = {row["split"] for row in rows}
-    return ["test" if "test" in found else "validation", *(["train"] if "train" in found else [])]
+    """Return the splits that tables are of: the main one; training data."""
+    return [main_split(rows), *(["train"] if any(row["split"] == "train" for row in rows) else [])]
 
 
 def groups(rows: Sequence[Row], split: str = "test") -> Iterator[tuple[str, list[Row]]]:
