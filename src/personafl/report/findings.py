@@ -119,5 +119,5 @@ def told(one: str, other: str, pair: Paired, measure: Measure) -> str:
     if math.isnan(pair.half):
         return f"{one} is {by} above {other}, for a single client"
     if pair.told_apart:
-        return f"{one} beats {other} by {by} (95 %), paired over {over}"
-    return f"{one} and {other} cannot be told apart: {by} (95 %), paired over {over}"
+        return f"{one} beats {other} by {by} (95%), paired over {over}"
+    return f"{one} and {other} cannot be told apart: {by} (95%), paired over {over}"

@@ -50,10 +50,10 @@ def _figure(kind: str, methods: Sequence[Scored]) -> Iterator[Figure]:
         text = measure.written(mean, statistics.stdev(values) if len(values) > 1 else None)
         return Cell(text, "best") if measure.gain(mean) == best[group] else text
 
-    heads = [f"{words.format(group)}\n{_counted(group, found.values())}" for group in groups]
+    heads = [f"{words.format(group)},\n{_counted(group, found.values())}" for group in groups]
     if len(groups) > len(found):  # the longer side goes down the page
-        lines = [[head, *(cell(label, group) for label in found)] for head, group in zip(heads, groups, strict=True)]
-        table = cells(title, [kind, *found], lines)
+        named = zip((head.replace("\n", " ") for head in heads), groups, strict=True)
+        table = cells(title, [kind, *found], [[head, *(cell(label, g) for label in found)] for head, g in named])
     else:
         table = cells(
             title, ["method", *heads], [[label, *(cell(label, group) for group in groups)] for label in found]

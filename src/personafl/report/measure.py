@@ -38,4 +38,4 @@ ACCURACY = Measure(key="accuracy", title="accuracy in %", unit="points", scale=1
 
 def share(part: float) -> str:
     """Return a share of clients in words."""
-    return f"{100 * part:.0f} %"
+    return f"{part:.0%}"

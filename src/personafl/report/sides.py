@@ -24,10 +24,15 @@ def side_sentence(sources: Sequence[Source]) -> str:
         return f"{told(f'{one.label} in {second}', f'{one.label} in {first}', pair, one.measure)}."
     better = sum(pair.told_apart and pair.mean > 0 for _, _, pair in both)
     worse = sum(pair.told_apart and pair.mean < 0 for _, _, pair in both)
+    level = len(both) - better - worse
     return (
-        f"Of {len(both)} methods in both, {better} {'is' if better == 1 else 'are'} better in {second} than in {first} "
-        f"and {worse} worse; {len(both) - better - worse} cannot be told apart."
+        f"Of {len(both)} methods in both, {_many(better)} better in {second} than in {first}, {_many(worse)} worse"
+        f"{f', {level} cannot be told apart' if level else ''}."
     )
+
+
+def _many(count: int) -> str:
+    return "none is" if count == 0 else "1 is" if count == 1 else f"{count} are"
 
 
 def side_figures(sources: Sequence[Source]) -> list[Figure]:
@@ -53,7 +58,7 @@ def side_figures(sources: Sequence[Source]) -> list[Figure]:
     figures = [Figure(title="The same methods in both", caption=caption, views=views)]
     if changed:
         table = cells("What differs", ["key", first, second], changed)
-        words = "Keys of the two recipes whose values differ; – where a recipe has no such key."
+        words = "Keys of the two recipes whose values differ."
         figures.append(Figure(title="What differs", caption=words, views=[View(chosen={}, picture=table)]))
     return figures
 
@@ -79,4 +84,4 @@ def _changed(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "")
 
 
 def _word(value: Any) -> str:
-    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "not set" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)

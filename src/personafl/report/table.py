@@ -25,7 +25,7 @@ def grid(*titles: str, texts: Sequence[str] = (), padding: int = 1, **columns: A
 
 @dataclass(frozen=True)
 class Line:
-    """A method's cells under `titles`; in those with a number in `best` no method is better."""
+    """A method's cells under `titles`; in those with a number in `best` no other one is better."""
 
     method: str
     cells: tuple[str, ...]
@@ -100,8 +100,8 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             *([amount(mean(last, "time", 0.0)) if "time" in last[0] else "–"] if timed else []),
             amount(mean(last, "seconds", 0.0)),
         ]
-        best = frozenset(at for at, m in enumerate(models, 1) if mean(own[name, m], "accuracy", -2.0) == top[m])
-        yield Line(name, tuple(cells), best)
+        best = [at for at, m in enumerate(models, 1) if mean(own[name, m], "accuracy", -2.0) == top[m]]
+        yield Line(name, tuple(cells), frozenset(best if len(names) > 1 else ()))
 
 
 def last_models(rows: Sequence[Row]) -> list[Row]:
