@@ -108,7 +108,7 @@ def test_recipe_prints_what_can_be_run_again(main: Main, tmp_path: Path) -> None
 def test_json_of_run_compare_show_and_resume(main: Main) -> None:
     given = strictly(main("compare", *QUICK, "--methods", "fedavg,local,ditto", "--seeds", "0,3", "--json"))
     assert main.err == ""  # type: ignore[attr-defined]
-    assert given.keys() == {"run", "rows", "failures", "warnings"}
+    assert given.keys() == {"run", "rows", "failures", "warnings", "found"}
     assert given["run"] == "runs/run-001"
     for row in given["rows"]:
         for key, kind in ROW.items():
