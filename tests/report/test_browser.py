@@ -101,7 +101,7 @@ def test_it_renders(opened: Opened, small: str, comparison: Path) -> None:
         box = shown[0].locator("svg, table").first.bounding_box()
         assert box["width"] > 100
         assert box["height"] > 100
-    assert all(page.locator("svg").evaluate_all("all => all.map(svg => svg.getAttribute('aria-label'))"))
+    assert all(page.locator("svg.chart").evaluate_all("all => all.map(svg => svg.getAttribute('aria-label'))"))
 
 
 def test_a_choice_shows_another_view(opened: Opened, small: str) -> None:

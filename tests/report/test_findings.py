@@ -129,7 +129,7 @@ def shown(picture: str) -> list[list[str]]:
 
 
 def test_all_methods_are_compared_with_each() -> None:
-    (figure,) = difference_figures([FEDAVG, DITTO, LOCAL])
+    (figure,) = difference_figures(scored([FEDAVG, DITTO, LOCAL]))
     assert [view.chosen["against"] for view in figure.views] == ["fedavg", "ditto", "local"]
     against = {view.chosen["against"]: shown(view.picture)[1:] for view in figure.views}
     assert against["fedavg"] == [
@@ -139,7 +139,7 @@ def test_all_methods_are_compared_with_each() -> None:
     assert against["ditto"][0] == ["local (personal)", "−1.5 ± 1.6", "", "0%", "75%"]
     assert against["ditto"][1] == ["fedavg (global)", "−2.0 ± 1.3", "", "0%", "100%"]
     assert figure.views[0].picture.count("pale") == 4  # the cells of the one that holds 0
-    assert difference_figures([DITTO]) == []
+    assert difference_figures(scored([DITTO])) == []
 
 
 def test_groups_are_means_over_their_clients_then_over_seeds() -> None:
@@ -152,7 +152,7 @@ def test_groups_are_means_over_their_clients_then_over_seeds() -> None:
         (pytest.approx(0.75), 2),
         (pytest.approx(0.65), 2),
     ]
-    (figure,) = group_figures(runs)
+    (figure,) = group_figures(scored(runs))
     assert figure.title == "By device profile"
     assert shown(figure.views[0].picture) == [
         ["device", "ditto"],
@@ -166,7 +166,7 @@ def test_the_longer_side_of_groups_goes_down_and_the_best_is_marked() -> None:
     runs = [
         made(name, personal=[0.5, 0.6, 0.6, value], **servers) for name, value in (("a", 0.3), ("b", 0.6), ("c", 0.9))
     ]
-    (figure,) = group_figures(runs)
+    (figure,) = group_figures(scored(runs))
     assert shown(figure.views[0].picture) == [
         ["method", "server 2,\n3 clients", "server 10,\n1 client"],
         ["c", "70.0", "50.0"],
@@ -174,8 +174,8 @@ def test_the_longer_side_of_groups_goes_down_and_the_best_is_marked() -> None:
         ["a", "50.0", "50.0"],
     ]
     assert figure.views[0].picture.count('class="best"') == 4
-    assert group_figures([made("a", personal=[0.1, 0.2], device=["one", "one"])]) == []
-    assert group_figures([FEDAVG]) == []
+    assert group_figures(scored([made("a", personal=[0.1, 0.2], device=["one", "one"])])) == []
+    assert group_figures(scored([FEDAVG])) == []
 
 
 def test_cells_are_not_markup() -> None:

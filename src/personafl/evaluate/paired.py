@@ -14,8 +14,9 @@ the seeds of client c if it is in several, the parts of the variance of the esti
     V   = max(V_A, V_E) + max(V_B, V_E) - V_E
 
 and the interval is m ± t·√V. Its degrees of freedom are C-1 where V_B ≤ V_E, for seeds then differ no more than chance
-would have it; else by Satterthwaite V²/(max(V_A, V_E)²/(C-1) + V_B²/(S-1)). Where every client is in every seed, this
-is the analysis of variance with two random factors; with one seed, V = V_A, it is the paired t interval.
+would have it; else by Satterthwaite V²/(max(V_A, V_E)²/(C-1) + V_B²/(S-1)), no fewer than the smaller of C-1 and S-1.
+Where every client is in every seed, this is the analysis of variance with two random factors; with one seed, V = V_A,
+it is the paired t interval.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from personafl.evaluate.paired import Paired
 from personafl.report.cells import Cell, cells
 from personafl.report.figure import Choice, Figure, View
-from personafl.report.findings import Labelled, Scored, rival_of, scored
+from personafl.report.findings import Scored, rival_of
 from personafl.report.measure import share
 from personafl.report.ticks import linear_axis
 
@@ -20,9 +20,8 @@ CAPTION = (
 )
 
 
-def difference_figures(results: Sequence[Labelled]) -> list[Figure]:
-    """Return the figure of differences; for one method there is none."""
-    methods = scored(results)
+def difference_figures(methods: Mapping[str, Scored]) -> list[Figure]:
+    """Return the figure of differences between methods, the best first; for one method there is none."""
     if len(methods) < 2:
         return []
     pairs = _pairs(methods)

@@ -1,22 +1,21 @@
 """Results by what clients have in common: the device profile, the server."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from personafl.report.cells import NONE, Cell, cells
 from personafl.report.figure import Figure, View
-from personafl.report.findings import Labelled, Scored, scored
+from personafl.report.findings import Scored
 
 KINDS = {"device": ("By device profile", "{}"), "server": ("By server", "server {}")}
 Groups = dict[str, list[tuple[float, int]]]  # group -> its mean and number of clients under each seed
 
 
-def group_figures(results: Sequence[Labelled]) -> list[Figure]:
+def group_figures(methods: Mapping[str, Scored]) -> list[Figure]:
     """Return a table of methods × groups for each way in which clients are grouped."""
-    methods = list(scored(results).values())
-    return [figure for kind in KINDS for figure in _figure(kind, methods)]
+    return [figure for kind in KINDS for figure in _figure(kind, list(methods.values()))]
 
 
 def by_group(one: Scored, kind: str) -> Groups:

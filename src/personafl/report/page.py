@@ -24,7 +24,7 @@ from personafl.report.compactness import form_figures
 from personafl.report.costs import cost_figures
 from personafl.report.curves import curve_figures
 from personafl.report.differences import difference_figures
-from personafl.report.findings import sentence
+from personafl.report.findings import scored, sentence
 from personafl.report.gains import gain_figures, spread_figures
 from personafl.report.groups import group_figures
 from personafl.report.load import Source, load
@@ -49,12 +49,13 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
     runs = [run for source in sources for run in source.runs]
     rows = [row for run in runs for row in run.rows]
     results = [(run.label, run.result) for run in runs if run.result is not None]
+    methods = scored(results)
     standings = about.standings(sources, folder)
     styles, script = _asset("page.css"), _asset("page.js")
     findings = [
         ("sides", "Side by side", side_figures(sources)),
-        ("differences", "Method against method", difference_figures(results)),
-        ("groups", "By device and server", group_figures(results)),
+        ("differences", "Method against method", difference_figures(methods)),
+        ("groups", "By device and server", group_figures(methods)),
     ]
     sections = [
         ("curves", "Learning curves", curve_figures(runs)),
