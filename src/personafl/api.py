@@ -45,6 +45,7 @@ __all__ = [
     "as_recipe",
     "compare",
     "failed_in",
+    "finished_in",
     "joined",
     "notes_of",
     "recipe_of",
@@ -229,6 +230,11 @@ def warnings_of(path: Path) -> list[str]:
     """Return what looked wrong in a run or comparison while it was on, a line each."""
     lines = [(method, entry) for method, _, child in _runs(path) for entry in RunDirectory(child).metrics()]
     return [f"{method}: {entry['text']}" for method, entry in lines if entry["event"] == "warning"]
+
+
+def finished_in(path: Path) -> list[Result]:
+    """Return the results that there are of a run or comparison, which may be unfinished."""
+    return [Result.load(child) for _, _, child in _runs(path) if (child / "result.json").exists()]
 
 
 def results_of(path: Path) -> list[Result]:

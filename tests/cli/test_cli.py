@@ -15,6 +15,7 @@ from rich.console import Console
 
 from personafl.cli.display import Display, facts, finished
 from personafl.cli.tables import detail_tables, result_tables
+from personafl.report.table import lines
 from personafl.runs.listener import Progress
 from personafl.simulate.simulator import Round
 from waiting import until
@@ -108,7 +109,7 @@ def test_recipe_prints_what_can_be_run_again(main: Main, tmp_path: Path) -> None
 def test_json_of_run_compare_show_and_resume(main: Main) -> None:
     given = strictly(main("compare", *QUICK, "--methods", "fedavg,local,ditto", "--seeds", "0,3", "--json"))
     assert main.err == ""  # type: ignore[attr-defined]
-    assert given.keys() == {"run", "rows", "failures", "warnings"}
+    assert given.keys() == {"run", "rows", "failures", "warnings", "found"}
     assert given["run"] == "runs/run-001"
     for row in given["rows"]:
         for key, kind in ROW.items():
@@ -222,6 +223,18 @@ def test_the_table_says_mean_and_std_over_seeds() -> None:
     assert "mean ± std over 2 seeds" in text
     assert "1000 seen clients · test data" in text
     assert "global:" not in text
+
+
+def test_a_lone_method_is_not_the_best() -> None:
+    alone, *_ = lines([row("ditto", 0)])
+    assert not alone.best
+    first, second = lines([row("ditto", 0), row("fedalt", 0, accuracy=0.7)])
+    assert (first.best, second.best) == ({1}, set())
+
+
+def test_what_was_found_is_below_the_table() -> None:
+    text = printed(result_tables([row("ditto", 0)], 80, found="ditto is good."), 80)
+    assert text.index("ditto  ") < text.index("ditto is good.\n\n") < text.index("personal:")
 
 
 def test_details_show_intervals_and_weighted_means() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+import personafl
 from personafl.report.load import load
 from personafl.report.page import write_page
 from personafl.report.serve import served
 from personafl.runs.result import Result
-from report.cases import CLOUD
+from report.cases import CLOUD, SMALL
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install -e '.[dev]')")
 
@@ -67,6 +68,23 @@ def small(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_page([comparison], tmp_path_factory.mktemp("page") / "report.html").as_uri()
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two comparisons, whose tables have virtual times, sizes, choices and tuned models."""
+    folder = tmp_path_factory.mktemp("wide")
+    recipe = {**SMALL, **CLOUD, "devices": [{"name": "phone", "share": 0.5}, {"name": "watch", "share": 0.5}]}
+    names = ["fedavg", "fedalt", "fedadagrad", "ditto"]
+    for name, rounds in (("first", 2), ("second", 3)):
+        values = {
+            **recipe,
+            "rounds": rounds,
+            "finetune": True,
+            "model": {"name": "mlp", "hidden": [12], "personal": "output"},
+        }
+        personafl.compare(values, methods=names, seeds=[0, 1], out=folder / name)
+    return write_page([folder / "first", folder / "second"], folder / "report.html").as_uri()
+
+
 def column(page: Any, title: str) -> list[str]:
     """Return what the table of clients shows under a title."""
     titles = [text.strip() for text in page.locator("#client-table thead button").all_inner_texts()]
@@ -80,10 +98,10 @@ def test_it_renders(opened: Opened, small: str, comparison: Path) -> None:
     for figure in page.locator("figure").all():
         shown = [view for view in figure.locator(".view").all() if view.is_visible()]
         assert len(shown) == 1
-        box = shown[0].locator("svg").first.bounding_box()
+        box = shown[0].locator("svg, table").first.bounding_box()
         assert box["width"] > 100
         assert box["height"] > 100
-    assert all(page.locator("svg").evaluate_all("all => all.map(svg => svg.getAttribute('aria-label'))"))
+    assert all(page.locator("svg.chart").evaluate_all("all => all.map(svg => svg.getAttribute('aria-label'))"))
 
 
 def test_a_choice_shows_another_view(opened: Opened, small: str) -> None:
@@ -218,3 +236,23 @@ def test_a_watched_page_loads_itself_anew(opened: Opened, comparison: Path, tmp_
         page.wait_for_selector(".banner", state="detached")
         page.close()
     assert all(run.result is not None for run in load([path])[0].runs)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 760, 920, 1280])
+def test_no_column_is_cut(width: int, scheme: str, opened: Opened, wide: str) -> None:
+    """Tables of two comparisons with all columns that there are: nothing is wider than the room it has."""
+    page = opened(wide, width=width, scheme=scheme)
+    assert page.locator(".scroll").count() > 5
+    cut = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.getAttribute('aria-label'))"
+    assert page.locator(".scroll").evaluate_all(cut) == []
+    titles = page.locator("#results td >> nth=0").evaluate("e => getComputedStyle(e, '::before').content")
+    assert titles == ('"global"' if width < 900 else "none")
+
+
+def test_methods_are_compared_with_the_one_that_is_chosen(opened: Opened, small: str) -> None:
+    figure = opened(small).locator("#differences figure")
+    for method, others in (("fedavg", ["ditto", "local"]), ("local", ["ditto", "fedavg"])):
+        figure.locator(".choices label", has_text=method).click()
+        names = figure.locator(".view:visible tbody th").all_inner_texts()
+        assert sorted(name.split()[0] for name in names) == others

@@ -170,3 +170,10 @@ def test_log_ticks_are_nice(low: float, factor: float) -> None:
 )
 def test_labels(values: list[float], labels: list[str]) -> None:
     assert list(linear_axis(values).labels) == labels
+
+
+def test_rounds_are_marked_at_whole_numbers() -> None:
+    """From 1 to 4 a step of ½ would fit; y-values are not rounds, and keep theirs."""
+    text = Chart(title="", x_title="", y_title="", series=[Series(label="", x=[1, 4], y=[1, 4])]).svg()
+    assert re.findall(r'class="x-tick"[^>]*>(.*?)<', text) == ["1", "2", "3", "4"]
+    assert "1.5" in re.findall(r'class="y-tick"[^>]*>(.*?)<', text)

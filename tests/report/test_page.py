@@ -6,7 +6,7 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +21,7 @@ from scipy.stats import gaussian_kde
 import personafl
 from personafl.cli.tables import result_tables
 from personafl.data.federated import Ragged, make_federated
+from personafl.errors import BadInput
 from personafl.report.clients import client_table
 from personafl.report.curves import by_label, curve_figures, joined, timelines
 from personafl.report.gains import clients_of
@@ -32,6 +33,7 @@ from personafl.storage.rundir import RunDirectory
 from report.cases import CLOUD, SMALL
 
 Single = Callable[..., Path]
+Called = Callable[..., tuple[int, str, str]]
 
 
 class Tables(HTMLParser):
@@ -72,6 +74,14 @@ def figures(text: str) -> list[str]:
     return [unescape(title) for title in re.findall(r'<figure class="figure">\s*<h3>(.*?)</h3>', text)]
 
 
+def printed(parts: Iterable[Any]) -> str:
+    """Return what the terminal shows, spaces and lines joined."""
+    console = Console(width=200, record=True, file=io.StringIO())
+    for part in parts:
+        console.print(part)
+    return " ".join(console.export_text().split())
+
+
 def embedded(text: str) -> Any:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found
@@ -79,7 +89,7 @@ def embedded(text: str) -> Any:
 
 
 def test_the_table_has_the_numbers_of_the_results(comparison: Path) -> None:
-    (seen, unseen, _) = Tables(page(comparison)).tables
+    seen, unseen, *_ = Tables(page(comparison)).tables
     assert seen[0] == [
         "method",
         "global",
@@ -105,10 +115,7 @@ def test_the_table_has_the_numbers_of_the_results(comparison: Path) -> None:
 def test_the_page_and_the_terminal_have_one_table_and_legend(comparison: Path) -> None:
     text = page(comparison)
     rows = [row for run in load([comparison])[0].runs for row in run.rows]
-    console = Console(width=200, record=True, file=io.StringIO())
-    for part in result_tables(rows, 200):
-        console.print(part)
-    shown = " ".join(console.export_text().split())
+    shown = printed(result_tables(rows, 200))
     for line in Tables(text).tables[0][1:]:
         assert " ".join(line).replace(" ± ", "±") in shown
     for words in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text.split('class="legend-list"')[1].split("</dl>")[0]):
@@ -172,6 +179,52 @@ def test_a_curve_ends_where_the_result_is(comparison: Path) -> None:
     assert float(ends[1]) == pytest.approx(100 * statistics.mean(row["accuracy"] for row in rows), rel=1e-3)
 
 
+def test_a_curve_has_the_model_that_the_table_has(single: Single) -> None:
+    """Personal models of finetune are made at the end: the line is the global model's and ends at the other's."""
+    (source,) = load([single("finetune")])
+    (run,) = source.runs
+    (figure,) = curve_figures(source.runs)
+    assert figure.choices[0].options[0] == ("last", "personal model, global where there is none")
+    ends = {
+        view.chosen["measure"]: float(found[1])
+        for view in figure.views
+        if (found := re.search(r"test accuracy, % against round: finetune ends at ([\d.]+)", view.picture))
+    }
+    wanted = {"clients": "seen", "split": "test"}
+    final = {row["model"]: 100 * row["accuracy"] for row in run.rows if wanted.items() <= row.items()}
+    assert final["personal"] != final["global"]
+    assert ends == {
+        "last": pytest.approx(final["personal"], rel=1e-3),
+        "global": pytest.approx(final["global"], rel=1e-3),
+    }
+    assert "the last point of its line" in figure.caption
+
+
+def test_many_curves_have_no_bands(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = load([comparison])[0].runs
+    assert 'class="band"' in curve_figures(runs)[0].views[0].picture
+    assert "bands ±" in curve_figures(runs)[0].caption
+    monkeypatch.setattr("personafl.report.curves.BANDS", 2)
+    assert 'class="band"' not in curve_figures(runs)[0].views[0].picture
+    assert "bands ±" not in curve_figures(runs)[0].caption
+
+
+def test_page_and_terminal_say_what_was_found(comparison: Path, called: Called) -> None:
+    """The difference is that of the table, and the share that of the clients of both seeds."""
+    text = page(comparison)
+    (found,) = re.findall(r'<p class="found">(.*?)</p>', text)
+    assert found in " ".join(called("show", str(comparison))[1].split())
+    assert json.loads(called("show", str(comparison), "--json")[1])["found"] == found
+    rows = {line[0]: line for line in Tables(text).tables[0][1:]}
+    score = {"fedavg": rows["fedavg"][1], "ditto": rows["ditto"][2], "local": rows["local"][2]}
+    mean = {label: float(cell.split()[0]) for label, cell in score.items()}
+    best = max(mean, key=lambda label: mean[label])
+    other = "local" if best == "fedavg" else "fedavg"
+    named = re.match(rf"{best} \(\w+\) (?:beats|and) {other} \(\w+\).*? ([\d.]+) ± [\d.]+ points", found)
+    assert named, found
+    assert float(named[1]) == pytest.approx(mean[best] - mean[other], abs=0.11)
+
+
 def test_who_is_hurt_agrees_with_the_result(comparison: Path) -> None:
     (source,) = load([comparison])
     for run in (run for run in source.runs if run.label == "ditto"):
@@ -221,7 +274,16 @@ def test_a_page_that_cannot_be_made_does_not_lose_the_run(tmp_path: Path, monkey
 
 
 def test_sections_are_there_only_with_their_data(comparison: Path, single: Single) -> None:
-    assert sections(page(comparison)) == ["results", "run", "curves", "gains", "costs", "clients", "recipes"]
+    assert sections(page(comparison)) == [
+        "results",
+        "differences",
+        "run",
+        "curves",
+        "gains",
+        "costs",
+        "clients",
+        "recipes",
+    ]
     lone = page(single("fedavg"))
     assert sections(lone) == ["results", "run", "curves", "gains", "clients", "recipes"]
     assert figures(lone) == ["Who holds which classes", "Accuracy and loss", "The worst decile, and the others"]
@@ -251,6 +313,7 @@ def test_quped_shows_centers_of_each_kind_of_device(single: Single) -> None:
         "quped, devices 2: 3.weight",
     ]
     forms = [entry for entry in RunDirectory(path).metrics() if entry["event"] == "form"]
+    assert "By device profile" in figures(text)
     assert {entry["device"]: len(entry["centers"]["3.weight"]) for entry in forms} == {0: 2, 1: 4}
 
 
@@ -258,6 +321,7 @@ def test_a_cloud_has_virtual_time(single: Single) -> None:
     text = page(single("fedbcd", **CLOUD))
     assert "per virtual time" in text
     assert Tables(text).tables[0][0][-2] == "virtual\ntime"
+    assert "By server" in figures(text)
     assert "server" in [column["key"] for column in embedded(text)["columns"]]
 
 
@@ -312,3 +376,45 @@ def test_several_runs_of_one_split_share_a_page(comparison: Path, single: Single
     both = page(comparison, single("ditto"))
     named = [line[0] for line in Tables(both).tables[0][1:]]
     assert named == ["fedavg", "ditto (small)", "local", "ditto (ditto)"]
+
+
+def test_two_comparisons_are_side_by_side(comparison: Path, tmp_path: Path) -> None:
+    longer = tmp_path / "longer"
+    personafl.compare({**SMALL, "rounds": 5}, methods=["ditto", "local", "apfl"], seeds=[1, 2], out=longer)
+    text = page(comparison, longer)
+    assert sections(text)[:3] == ["results", "sides", "differences"]
+    side, changed = Tables(text).tables[2:4]
+    assert side[0] == ["method", "small", "longer", "longer\n− small", "interval", "clients\nbetter", "clients\nworse"]
+    assert {line[0] for line in side[1:]} == {"ditto", "local"}
+    for line in side[1:]:  # of seed 1 alone
+        wanted = {"model": "personal", "clients": "seen", "split": "test"}
+        rows = [Result.load(path / f"{line[0]}-seed1").rows for path in (comparison, longer)]
+        one, other = (100 * row["accuracy"] for part in rows for row in part if wanted.items() <= row.items())
+        assert line[1:3] == [f"{one:.1f}", f"{other:.1f}"]
+        assert float(line[3].split()[0].replace("−", "-")) == pytest.approx(other - one, abs=0.051)
+    assert changed[1:] == [
+        ["rounds", "4", "5"],
+        ["compare.methods", "fedavg, ditto, local", "ditto, local, apfl"],
+        ["compare.seeds", "0, 1", "1, 2"],
+    ]
+    (found,) = re.findall(r'<p class="found">(.*?)</p>', text)
+    assert found.startswith("Of 2 methods in both, ")
+    assert "in longer than in small" in found
+    assert "sides" not in sections(page(comparison))
+
+
+def test_two_runs_of_a_method_are_side_by_side(single: Single, tmp_path: Path) -> None:
+    """One directory's name is as the other's, so that both are called with what they are in."""
+    path = tmp_path / single("ditto").name
+    personafl.run({**SMALL, "rounds": 3, "method": {"name": "ditto"}}, out=path)
+    text = page(single("ditto"), path)
+    first, second = (f"{where.parent.name}/ditto" for where in (single("ditto"), path))
+    assert [line[0] for line in Tables(text).tables[0][1:]] == [f"ditto ({first})", f"ditto ({second})"]
+    (found,) = re.findall(r'<p class="found">(.*?)</p>', text)
+    assert {f"ditto in {first}", f"ditto in {second}"} <= set(re.findall(r"ditto in \S+/ditto", found))
+
+
+def test_other_data_cannot_be_compared(comparison: Path, single: Single) -> None:
+    other = single("ditto", data=SMALL["data"] | {"unseen": 3})
+    with pytest.raises(BadInput, match="nothing can be paired, so make a page of each"):
+        page(comparison, other)

@@ -22,7 +22,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write one page with all that runs found; several must be of one split."""
+    """Write one page with all that runs found; several must be of one split, and two comparisons are side by side."""
     from personafl.report.page import write_page
     from personafl.storage.rundir import PAGE_FILE
 
@@ -41,6 +41,7 @@ def watch(
 ) -> None:
     """Show runs in progress, from another terminal: round, accuracy, speed and time left; then the result."""
     from personafl.cli.tables import result_tables
+    from personafl.report.findings import sentence
     from personafl.report.load import load
     from personafl.report.serve import served
     from personafl.report.watch import watch as follow
@@ -52,7 +53,8 @@ def watch(
         follow(paths, out)
         runs = [run for source in load(paths) for run in source.runs]
         failed = [(f"{run.label} seed {run.seed}", run.failure.words) for run in runs if run.failure is not None]
-        for part in result_tables([row for run in runs for row in run.rows], out.width, failed):
+        found = sentence([(run.label, run.result) for run in runs if run.result is not None])
+        for part in result_tables([row for run in runs for row in run.rows], out.width, failed, found):
             out.print(part)
         if page:
             threading.Event().wait()

@@ -31,6 +31,7 @@ from personafl.storage.rundir import resume_command
 
 if TYPE_CHECKING:
     from personafl.api import FailedRun
+    from personafl.runs.result import Result
 
 Start = Annotated[
     str | None, typer.Option("--from", metavar="RUN", help="Start from the global model of a finished run.")
@@ -80,7 +81,7 @@ def run(
             quiet or as_json,
             lambda listen: api.run(recipe, out=out_path, listener=listen(recipe.method.name, recipe.seed)),
         )
-    _report(result.path, result.rows, as_json, warned=not quiet)
+    _report(result.path, [result], as_json, warned=not quiet)
 
 
 def compare(
@@ -181,7 +182,7 @@ def show(
         begun = f"{waiting} of its runs not begun; " if waiting else ""
         note(f"{path}: unfinished; {begun}continue with: {resume_command(path)}")
     if rows or failed or as_json:
-        _report(path, rows, as_json, details, failed)
+        _report(path, api.finished_in(path), as_json, details, failed)
 
 
 def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractContextManager[None]:
@@ -199,39 +200,42 @@ def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractC
 
 def _report_all(result: Any, as_json: bool, warned: bool) -> None:
     """Print what a run or comparison found; then fail if part of it did."""
-    failed = getattr(result, "failures", ())
-    _report(result.path, result.rows, as_json, failed=failed, warned=warned)
+    results, failed = getattr(result, "results", [result]), getattr(result, "failures", ())
+    _report(result.path, results, as_json, failed=failed, warned=warned)
     if failed:
         diverged = any(run.failure.diverged for run in failed)
         remedy = "begin them anew with other values" if diverged else "mend what is wrong, and continue with"
         command = f"{resume_command(result.path)}{' KEY=VALUE' if diverged else ''}"
-        raise Failed(f"{len(failed)} of {len(failed) + len(result.results)} runs failed; {remedy}: {command}")
+        raise Failed(f"{len(failed)} of {len(failed) + len(results)} runs failed; {remedy}: {command}")
 
 
 def _report(
     path: Path,
-    rows: list[dict[str, Any]],
+    results: Sequence[Result],
     as_json: bool,
     details: bool = False,
     failed: Sequence[FailedRun] = (),
     warned: bool = False,
 ) -> None:
-    """Print rows, failures and, unless the user was warned as it went, what looked wrong."""
+    """Print results, failures and, unless the user was warned as it went, what looked wrong."""
     from personafl import api
     from personafl.cli.tables import detail_tables, result_tables
     from personafl.recipe.compare import read_tuned
+    from personafl.report.findings import sentence
     from personafl.storage.rundir import PAGE_FILE
 
+    rows = [row for result in results for row in result.rows]
+    shown = sentence([(result.rows[0]["method"], result) for result in results if result.rows])
     several = len({row["seed"] for row in rows} | {run.seed for run in failed}) > 1
     told = [(f"{run.method} seed {run.seed}" if several else run.method, run.failure.words) for run in failed]
-    tables = detail_tables(rows) if details else result_tables(rows, out.width, told)
+    tables = detail_tables(rows) if details else result_tables(rows, out.width, told, shown)
     failures = [
         {"method": run.method, "seed": run.seed, "run": str(run.path), **dataclasses.asdict(run.failure)}
         for run in failed
     ]
     chosen, warnings = read_tuned(path), api.warnings_of(path)
     also = {"tuned": {label: settings.model_dump() for label, settings in chosen.items()}} if chosen else {}
-    found = {"run": str(path), "rows": rows, "failures": failures, "warnings": warnings, **also}
+    found = {"run": str(path), "rows": rows, "failures": failures, "warnings": warnings, "found": shown, **also}
     print_found(found, tables, as_json)
     if as_json:
         return

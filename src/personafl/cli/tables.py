@@ -19,10 +19,12 @@ Row = dict[str, Any]
 _TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits")  # titles of columns that are no numbers
 
 
-def result_tables(rows: Sequence[Row], width: int, failed: Sequence[tuple[str, str]] = ()) -> Iterator[RenderableType]:
+def result_tables(
+    rows: Sequence[Row], width: int, failed: Sequence[tuple[str, str]] = (), found: str = ""
+) -> Iterator[RenderableType]:
     """Yield a table per group of clients, methods × models with mean ± std over seeds, that fits `width`; a legend.
 
-    `failed` are runs without a result and why: lines of the first table.
+    `failed` are runs without a result and why: lines of the first table. `found` is what they show, in a sentence.
     """
     for title, part in titled(rows):
         yield Text(title, style="bold")
@@ -31,6 +33,8 @@ def result_tables(rows: Sequence[Row], width: int, failed: Sequence[tuple[str, s
         failed = ()
         yield ""
     yield from _failed_lines(failed)
+    if found:
+        yield Text(f"{found}\n", style="bold")
     if rows:
         yield Text("\n".join(f"{column}: {words}" for column, words in legend(rows)), style="dim")
 

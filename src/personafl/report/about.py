@@ -36,7 +36,7 @@ class Standing:
 
 def recipes(sources: Sequence[Source], folder: Path) -> list[tuple[str, str, str]]:
     """Return the recipe of everything that was asked for: its title, where it is as seen from the page, its text."""
-    files = [(f"{source.path.name}/{source.recipe_file}", source.path / source.recipe_file) for source in sources]
+    files = [(f"{source.name}/{source.recipe_file}", source.path / source.recipe_file) for source in sources]
     return [(title, _link(path, folder), read_text(path)) for title, path in files]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -122,6 +122,8 @@ def _framed(chart: Chart, layout: _Layout) -> _Frame:
     if chart.log_x and min(across) <= 0:
         raise ValueError(f"x = {min(across):g} cannot be shown on a logarithmic axis")
     x = log_axis(across, layout.most) if chart.log_x else linear_axis(across, layout.most)
+    if all(float(value).is_integer() for value in across):  # as of rounds, of which there is no half
+        x = replace(x, ticks=tuple(tick for tick in x.ticks if float(tick).is_integer()) or x.ticks)
     y = linear_axis([end for _, y, e in points for end in (y - e, y + e)] + [y for _, y in chart.also])
     left = layout.margin + max(map(layout.wide, y.labels)) + 8
     rows = max((row + 1 for _, _, row in _entries(chart, layout)), default=0)

@@ -5,12 +5,14 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from markupsafe import Markup
 
 from personafl.report.chart import Chart, Series
 from personafl.report.figure import Choice, Figure, View, in_two_widths
 from personafl.report.load import Run
+from personafl.report.table import last_models
 
 AXES = {"round": "round", "seconds": "seconds of training", "bytes": "MB sent, up and down", "time": "virtual time"}
 CHOICES = {"round": "per round", "seconds": "per second", "bytes": "per byte sent", "time": "per virtual time"}
@@ -23,6 +25,7 @@ MEASURES = {
 }
 POINTS = 100  # of a curve with a point per round
 MARKED = 15  # points of a curve that has markers
+BANDS = 10  # curves that have a band; those of more would hide the lines
 
 Point = dict[str, float]  # by the names of AXES
 Values = Mapping[int, float]  # by round
@@ -40,7 +43,8 @@ class Curve:
 def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     """Return the figure of the learning curves, if there are any."""
     scored = {entry["model"] for run in runs for entry in run.events("score")}
-    measures: dict[str, Callable[[Run], Values]] = {"last": _last} if {"global", "personal"} <= scored else {}
+    shown = scored | {row["model"] for run in runs for row in _last_rows(run)}
+    measures: dict[str, Callable[[Run], Values]] = {"last": _last} if len(shown) > 1 else {}
     measures |= {model: partial(_accuracy, model=model) for model in ("personal", "global")}
     measures |= {"train": partial(_last, split="train"), "loss": _loss}
     styles = {label: place for place, label in enumerate(by_label(runs))}
@@ -60,10 +64,17 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     if not views:
         return []
     choices = Choice.of("measure", "show", MEASURES, views), Choice.of("axis", "against", CHOICES, views)
-    several = len({run.seed for run in runs}) > 1
-    spread = " Lines are means over seeds, bands ± their standard deviation." if several else ""
-    caption = f"Accuracy is the mean over seen clients on their test data; loss is that of training.{spread}"
+    bands = ", bands ± their standard deviation" if len(styles) <= BANDS else ""
+    spread = f" Lines are means over seeds{bands}." if len({run.seed for run in runs}) > 1 else ""
+    made = " A personal model that only fine-tuning makes is the last point of its line." if _made_last(runs) else ""
+    caption = f"Accuracy is the mean over seen clients on their test data; loss is that of training.{spread}{made}"
     return [Figure(title="Accuracy and loss", caption=caption, views=views, choices=choices)]
+
+
+def _made_last(runs: Sequence[Run]) -> bool:
+    """Say whether a run's last model was not there during training."""
+    scored = {run.path: {entry["model"] for entry in run.events("score")} for run in runs}
+    return any(scored[run.path] and row["model"] not in scored[run.path] for run in runs for row in _last_rows(run))
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -109,8 +120,19 @@ def _accuracy(run: Run, model: str, split: str = "test") -> Values:
 
 
 def _last(run: Run, split: str = "test") -> Values:
-    """Return the accuracy of the personal model during training, or of the global one if there is none."""
-    return _accuracy(run, "personal", split) or _accuracy(run, "global", split)
+    """Return the accuracy of the model that the table has, as it was during training and in the end.
+
+    During training it is the personal one, or the global one if there is none then; one that fine-tuning makes is the
+    last point.
+    """
+    during = _accuracy(run, "personal", split) or _accuracy(run, "global", split)
+    made = [100 * row["accuracy"] for row in _last_rows(run, split)]
+    return {**during, run.rounds - 1: made[0]} if during and made else during
+
+
+def _last_rows(run: Run, split: str = "test") -> list[dict[str, Any]]:
+    """Return the row of a finished run's last model on its seen clients."""
+    return last_models([row for row in run.rows if row["clients"] == "seen" and row["split"] == split])
 
 
 def _loss(run: Run) -> Values:
@@ -128,7 +150,7 @@ def _pictures(curves: Mapping[str, Curve], y_title: str, styles: Mapping[str, in
                 label=label,
                 x=[point[axis] for point in curve.at],
                 y=curve.mean,
-                error=curve.std if any(curve.std) else None,
+                error=curve.std if any(curve.std) and len(curves) <= BANDS else None,
                 band=True,
                 markers=len(curve.mean) <= MARKED,
                 style=styles[label],

@@ -39,6 +39,12 @@ class Run:
     result: Result | None = None
     failure: Failure | None = None
     begun: bool = True
+    beside: str = ""  # the name of its source, where that is part of its label
+
+    @property
+    def plain(self) -> str:
+        """Its label without the name of its source."""
+        return self.label.removesuffix(f" ({self.beside})")
 
     @property
     def rounds(self) -> int:
@@ -68,6 +74,7 @@ class Source:
     recipe_file: str
     recipe: Values
     runs: tuple[Run, ...]
+    name: str  # of the directory; of several with one name, with the directories that they are in
 
 
 def load(paths: Sequence[Path]) -> tuple[Source, ...]:
@@ -75,7 +82,7 @@ def load(paths: Sequence[Path]) -> tuple[Source, ...]:
     twice = [path for place, path in enumerate(paths) if path.resolve() in [p.resolve() for p in paths[:place]]]
     if twice:
         raise BadInput(f"{twice[0]}: is given twice")
-    sources = _named_apart([_source(path) for path in paths])
+    sources = _named_apart([_source(path, name) for path, name in zip(paths, _names(paths), strict=True)])
     _check_one_split([run for source in sources for run in source.runs if run.begun])
     return sources
 
@@ -90,16 +97,24 @@ def read_text(path: Path) -> str:
         raise BadInput(f"{path}: cannot be read ({error})") from error
 
 
-def _source(path: Path) -> Source:
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each path: as many of its last parts as tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    longest = max(map(len, parts))
+    size = next(n for n in range(1, longest + 1) if len({part[-n:] for part in parts}) == len(parts))
+    return [Path(*part[-size:]).as_posix() for part in parts]
+
+
+def _source(path: Path, name: str) -> Source:
     if (path / COMPARISON_FILE).exists():
         recipe = _recipe(path / COMPARISON_FILE)
         pairs = [(method, seed) for method in recipe["compare"]["methods"] for seed in recipe["compare"]["seeds"]]
         runs = tuple(_child(path, recipe, method, seed) for method, seed in pairs)
-        return Source(path=path, recipe_file=COMPARISON_FILE, recipe=recipe, runs=runs)
+        return Source(path=path, recipe_file=COMPARISON_FILE, recipe=recipe, runs=runs, name=name)
     if not (path / "recipe.toml").exists():
         raise BadInput(f"{path}: not a run directory (it has neither recipe.toml nor {COMPARISON_FILE})")
     run = _run(path)
-    return Source(path=path, recipe_file="recipe.toml", recipe=run.recipe, runs=(run,))
+    return Source(path=path, recipe_file="recipe.toml", recipe=run.recipe, runs=(run,), name=name)
 
 
 def _child(path: Path, recipe: Values, method: str, seed: int) -> Run:
@@ -197,7 +212,8 @@ def _named_apart(sources: Sequence[Source]) -> tuple[Source, ...]:
 def _with_names(source: Source, taken: set[tuple[str, int]]) -> Iterator[Run]:
     ambiguous = {run.label for run in source.runs if (run.label, run.seed) in taken}
     for run in source.runs:
-        yield replace(run, label=f"{run.label} ({source.path.name})") if run.label in ambiguous else run
+        named = replace(run, label=f"{run.label} ({source.name})", beside=source.name)
+        yield named if run.label in ambiguous else run
 
 
 def _check_one_split(runs: Sequence[Run]) -> None:
@@ -209,7 +225,8 @@ def _check_one_split(runs: Sequence[Run]) -> None:
         if ours != theirs:
             raise BadInput(
                 f"{other.path} and {run.path}: not one comparison: under seed {run.seed} their clients have other data "
-                f"({other.split['name']}, split {theirs[:12]}; {run.split['name']}, split {ours[:12]})"
+                f"({other.split['name']}, split {theirs[:12]}; {run.split['name']}, split {ours[:12]}); "
+                "nothing can be paired, so make a page of each"
             )
     seeds = list(first.values())
     for run in seeds[1:]:

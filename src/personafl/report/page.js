@@ -92,7 +92,9 @@ if (table) {
         table.columns.forEach((column, place) => {
           const cell = document.createElement("td");
           cell.textContent = text(line[place], column);
+          cell.dataset.label = column.title;
           if (!column.number) cell.className = "text";
+          if (line[place] === null) cell.className = "none";
           if (column.key === "change" && line[place] < 0) cell.className = "hurt";
           row.append(cell);
         });

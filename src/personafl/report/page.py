@@ -23,8 +23,12 @@ from personafl.report.clients import client_table
 from personafl.report.compactness import form_figures
 from personafl.report.costs import cost_figures
 from personafl.report.curves import curve_figures
+from personafl.report.differences import difference_figures
+from personafl.report.findings import scored, sentence
 from personafl.report.gains import gain_figures, spread_figures
+from personafl.report.groups import group_figures
 from personafl.report.load import Source, load
+from personafl.report.sides import side_figures, side_sentence
 from personafl.report.split import split_figures
 from personafl.report.svg import COLOURS
 from personafl.report.table import legend, lines, titled, titles
@@ -44,8 +48,15 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
     """Return the page; `folder` is where it will be, for its links; a live one loads itself anew when there is more."""
     runs = [run for source in sources for run in source.runs]
     rows = [row for run in runs for row in run.rows]
+    results = [(run.label, run.result) for run in runs if run.result is not None]
+    methods = scored(results)
     standings = about.standings(sources, folder)
     styles, script = _asset("page.css"), _asset("page.js")
+    findings = [
+        ("sides", "Side by side", side_figures(sources)),
+        ("differences", "Method against method", difference_figures(methods)),
+        ("groups", "By device and server", group_figures(methods)),
+    ]
     sections = [
         ("curves", "Learning curves", curve_figures(runs)),
         ("gains", "Who gained, who was hurt", [*gain_figures(runs), *spread_figures(runs)]),
@@ -55,8 +66,9 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
     table = client_table(runs)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(_asset("page.html")).render(
-        title=", ".join(source.path.resolve().name for source in sources),
-        sources=[(source.path.resolve().name, about.command_of(source)) for source in sources],
+        title=", ".join(source.name for source in sources),
+        found=side_sentence(sources) or sentence(results),
+        commands=[command for source in sources if (command := about.command_of(source))],
         facts=list(about.facts(sources)),
         recipes=about.recipes(sources, folder),
         standings=standings,
@@ -68,6 +80,7 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
         split=split_figures(runs),
         tables=[(title, titles(part), list(lines(part, " ± "))) for title, part in titled(rows)],
         legend=legend(rows) if rows else [],
+        findings=[section for section in findings if section[2]],
         sections=[section for section in sections if section[2]],
         table=table,
         data=_embedded(table),

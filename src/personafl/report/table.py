@@ -25,17 +25,21 @@ def grid(*titles: str, texts: Sequence[str] = (), padding: int = 1, **columns: A
 
 @dataclass(frozen=True)
 class Line:
-    """A method's cells under `titles`; in those with a number in `best` no method is better."""
+    """A method's cells under `titles`; in those with a number in `best` no other one is better."""
 
     method: str
     cells: tuple[str, ...]
     best: frozenset[int]
 
 
+def main_split(rows: Sequence[Row]) -> str:
+    """Return the split that the first tables are of: test data, or validation data if those were left unread."""
+    return "test" if any(row["split"] == "test" for row in rows) else "validation"
+
+
 def _splits(rows: Sequence[Row]) -> list[str]:
-    """Return the splits that tables are of: test data, or validation data if those were left unread; training data."""
-    found = {row["split"] for row in rows}
-    return ["test" if "test" in found else "validation", *(["train"] if "train" in found else [])]
+    """Return the splits that tables are of: the main one; training data."""
+    return [main_split(rows), *(["train"] if any(row["split"] == "train" for row in rows) else [])]
 
 
 def groups(rows: Sequence[Row], split: str = "test") -> Iterator[tuple[str, list[Row]]]:
@@ -96,8 +100,8 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             *([amount(mean(last, "time", 0.0)) if "time" in last[0] else "–"] if timed else []),
             amount(mean(last, "seconds", 0.0)),
         ]
-        best = frozenset(at for at, m in enumerate(models, 1) if mean(own[name, m], "accuracy", -2.0) == top[m])
-        yield Line(name, tuple(cells), best)
+        best = [at for at, m in enumerate(models, 1) if mean(own[name, m], "accuracy", -2.0) == top[m]]
+        yield Line(name, tuple(cells), frozenset(best if len(names) > 1 else ()))
 
 
 def last_models(rows: Sequence[Row]) -> list[Row]:
