@@ -113,7 +113,7 @@ evidence-deploy: install-deploy
 	$(EVIDENCE) load 200
 	for part in equal kills random failpoints down delays; do $(BIN)/python tests/deploy/clouds.py $$part || exit 1; done
 
-# The documentation as a site, in site/: open site/index.html. Warnings are errors; nothing is loaded from elsewhere.
+# The documentation as a site, in site/: open site/index.html, its search works from disk too. Warnings are errors; nothing is loaded from elsewhere.
 docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
