@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from markdown.extensions.toc import slugify, unique
 
 from tiers import tiered
 
@@ -34,3 +35,27 @@ def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text()):
             made = page != "README.md" and target in known  # when the site is built, see tests/test_site.py
             assert made or (DOCS / page).parent.joinpath(target).exists(), f"{page} links {target}"
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the text below each heading of a page, by the heading's anchor."""
+    parts = re.split(r"^#{2,} (.+)$", (DOCS / "docs" / page).read_text(), flags=re.MULTILINE)[1:]
+    taken: set[str] = set()
+    return {unique(slugify(title, "-"), taken): text for title, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_numbers_of_the_advice_are_those_of_the_tables_that_it_links() -> None:
+    pages = {page: sections(page) for page in ("evidence.md", "results.md")}
+    checked = 0
+    for line in re.split(r"\n(?=\s*[-|\d])|\)[;.] ", (DOCS / "docs" / "choose.md").read_text()):
+        linked = re.findall(r"\((evidence|results)\.md#([\w-]+)", line)
+        if not linked:
+            continue
+        text = "".join(pages[f"{page}.md"][anchor] for page, anchor in linked)
+        there = {f"{float(number):.1f}" for number in re.findall(r"\d+\.\d+", text)} | set(
+            re.findall(r"\d+\.\d+", text)
+        )
+        said = re.findall(r"\d+\.\d+", re.sub(r"\(\w+\.md#[^)]*|Dirichlet\([\d.]+\)", "", line))
+        assert set(said) <= there, f"docs/choose.md has other numbers than {linked}: {sorted(set(said) - there)}"
+        checked += len(said)
+    assert checked > 30
