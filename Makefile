@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: checked demo demo-deploy docs results reproduced test test-system test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
+.PHONY: checked demo demo-deploy docs results reproduced test test-system test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format package install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -137,6 +137,12 @@ checked: install
 	@sed '/^<!-- checked -->$$/q' docs/reproduce.md
 	@folder=$$(mktemp -d) && $(BIN)/python $(DATA)/unpack.py cifar10 $$folder/cifar10.npz && \
 	$(BIN)/personafl reproduce --check --size paper --dataset-dir $(DATA) --dataset cifar10=$$folder/cifar10.npz --markdown && rm -r $$folder
+
+# What would be published, in dist/; tests/test_package.py has more checks, and CI runs it with make test-system.
+package: install-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 format: install-dev
 	$(BIN)/ruff check --fix .
