@@ -1,7 +1,6 @@
 """The errors a user can act on. Each message is one line: what is wrong, where, and what to do."""
 
 import difflib
-import sys
 from collections.abc import Iterable
 
 
@@ -50,9 +49,3 @@ def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
     if near:
         return f"did you mean {' or '.join(repr(name) for name in near)}?"
     return f"valid: {', '.join(choices)}"
-
-
-def check_system() -> None:
-    """Refuse, by one line, a system that lacks what runs are locked, forked and stopped by."""
-    if sys.platform == "win32":
-        raise BadInput("Windows is not supported; install and run personafl in WSL, the Windows Subsystem for Linux")

@@ -13,8 +13,8 @@ from personafl import BadInput
 PRETEND = """
 import sys, types
 sys.modules |= dict.fromkeys(("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"))
-import personafl.errors
-personafl.errors.sys = types.SimpleNamespace(platform="win32")
+import personafl.system
+personafl.system.sys = types.SimpleNamespace(platform="win32")
 from personafl.cli import main
 main()
 """
@@ -30,7 +30,7 @@ def test_a_command_says_so_in_one_line(words: list[str]) -> None:
 
 
 def test_python_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("personafl.errors.sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr("personafl.system.sys", SimpleNamespace(platform="win32"))
     with pytest.raises(BadInput, match="Windows is not supported"):
         _ = personafl.run
     assert personafl.BadInput is BadInput  # so that it can be caught

@@ -14,7 +14,8 @@ from rich.text import Text
 from personafl import __version__
 from personafl.cli import data, deploy, listings, models, reports, reproduce, runs, sweep
 from personafl.cli.console import err, out
-from personafl.errors import BadInput, Interrupted, PersonaError, check_system
+from personafl.errors import BadInput, Interrupted, PersonaError
+from personafl.system import check_system
 
 __all__ = ["app", "main"]
 
