@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: checked demo demo-deploy docs results reproduced test test-system test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format install install-dev clean
+.PHONY: checked demo demo-deploy docs results reproduced test test-system test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format package install install-dev clean
 
 demo: install
 	$(BIN)/personafl compare recipes/demo.toml
@@ -113,7 +113,7 @@ evidence-deploy: install-deploy
 	$(EVIDENCE) load 200
 	for part in equal kills random failpoints down delays; do $(BIN)/python tests/deploy/clouds.py $$part || exit 1; done
 
-# The documentation as a site, in site/: open site/index.html. Warnings are errors; nothing is loaded from elsewhere.
+# The documentation as a site, in site/: open site/index.html, its search works from disk too. Warnings are errors; nothing is loaded from elsewhere.
 docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -137,6 +137,12 @@ checked: install
 	@sed '/^<!-- checked -->$$/q' docs/reproduce.md
 	@folder=$$(mktemp -d) && $(BIN)/python $(DATA)/unpack.py cifar10 $$folder/cifar10.npz && \
 	$(BIN)/personafl reproduce --check --size paper --dataset-dir $(DATA) --dataset cifar10=$$folder/cifar10.npz --markdown && rm -r $$folder
+
+# What would be published, in dist/; tests/test_package.py has more checks, and CI runs it with make test-system.
+package: install-dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 format: install-dev
 	$(BIN)/ruff check --fix .

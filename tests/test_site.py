@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -102,3 +103,26 @@ def test_the_tutorial_has_the_outputs_of_its_run(site: Path) -> None:
     assert "27 clients train, 3 join later" in page
     assert "worst_decile" in page
     assert "Sequential" in page or "Linear" in page
+
+
+def test_the_search_finds_a_word_from_disk(site: Path) -> None:
+    """Browsers let a page from disk neither start a worker nor fetch: docs/iframe-worker.js stands in."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        page = playwright.chromium.launch(executable_path=found).new_page()
+        page.set_default_timeout(0)  # a busy machine is slow
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto((site / "methods" / "ditto.html").as_uri())  # one folder down: addresses are relative
+        page.locator("[data-md-component=search-query]").click()
+        page.keyboard.type("BinaryRelax")
+        result = page.locator(".md-search-result__link[href$='methods/binaryrelax.html']").first
+        result.click()
+        page.wait_for_url((site / "methods" / "binaryrelax.html").as_uri() + "*")
+        assert page.locator("h1").inner_text().startswith("BinaryRelax")
+        assert said == []

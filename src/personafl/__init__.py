@@ -49,4 +49,6 @@ def __getattr__(name: str) -> Any:
     }
     errors = {"BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed"}
     home = homes.get(name, "personafl.errors" if name in errors else "personafl.api")
+    if name not in errors:
+        importlib.import_module("personafl.system").check_system()
     return getattr(importlib.import_module(home), name)

@@ -15,6 +15,7 @@ from personafl import __version__
 from personafl.cli import data, deploy, listings, models, reports, reproduce, runs, sweep
 from personafl.cli.console import err, out
 from personafl.errors import BadInput, Interrupted, PersonaError
+from personafl.system import check_system
 
 __all__ = ["app", "main"]
 
@@ -91,6 +92,7 @@ def main() -> None:
     """Run the command line; errors that a user can act on are one line, and the exit code says which kind."""
     sys.path.append("")  # a model of the user's may be in a file of this folder
     try:
+        check_system()
         code = app(_spelled_out(sys.argv[1:]), standalone_mode=False)
     except PersonaError as error:
         _fail(str(error), error.exit_code)

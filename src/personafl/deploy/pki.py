@@ -92,6 +92,9 @@ def issue(
             .add_extension(_key_usage(signs_others=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False
+            )
             .sign(authority.key, hashes.SHA256())
         )
         files = Files(directory / f"{name}.pem", directory / f"{name}.key", directory / "ca.pem")

@@ -16,7 +16,6 @@ the run is opened again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import shlex
@@ -81,6 +80,8 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory: two processes must not write one run."""
+        import fcntl  # not on Windows, where the command line must still be able to say so
+
         with contextlib.ExitStack() as stack:
             with storage(self.path):
                 lock = stack.enter_context(open(self.path / "lock", "w"))

@@ -309,31 +309,45 @@ class _Shelf:
 
     def dumps(self, message: Any) -> bytes:
         """Return a message as bytes, with its tensors put here; they keep their order in memory."""
-        file, used = io.BytesIO(), 0
-
-        def put(value: Any) -> Any:
-            nonlocal used
-            if not isinstance(value, Tensor) or used + value.nbytes > _ROOM:
-                return None  # pickled as ever
-            place = value.dtype, tuple(value.shape), torch.empty_like(value, device="meta").stride(), used
-            self._view(*place).copy_(value)
-            used += -(-value.nbytes // 64) * 64
-            return place
-
-        pickler = pickle.Pickler(file, protocol=5)
-        pickler.persistent_id = put  # type: ignore[method-assign]
-        pickler.dump(message)
+        file = io.BytesIO()
+        _Putting(file, self.view).dump(message)
         return file.getvalue()
 
     def loads(self, data: bytes) -> Any:
         """Return the message, with tensors of its own."""
-        unpickler = pickle.Unpickler(io.BytesIO(data))
-        unpickler.persistent_load = lambda place: self._view(*place).clone()  # type: ignore[method-assign]
-        return unpickler.load()
+        return _Taking(io.BytesIO(data), self.view).load()
 
-    def _view(self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], start: int) -> Tensor:
+    def view(self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], start: int) -> Tensor:
+        """Return what lies here as a tensor, or room for one."""
         count = math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
         flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
         return flat.as_strided(shape, stride)
+
+
+class _Putting(pickle.Pickler):
+    """A pickler that puts tensors on a shelf while there is room; the rest of them, and all else, it pickles."""
+
+    def __init__(self, file: io.BytesIO, view: Callable[..., Tensor]) -> None:
+        super().__init__(file, protocol=5)
+        self._view, self._used = view, 0
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor) or self._used + obj.nbytes > _ROOM:
+            return None
+        place = obj.dtype, tuple(obj.shape), torch.empty_like(obj, device="meta").stride(), self._used
+        self._view(*place).copy_(obj)
+        self._used += -(-obj.nbytes // 64) * 64
+        return place
+
+
+class _Taking(pickle.Unpickler):
+    """An unpickler that copies tensors from the shelf."""
+
+    def __init__(self, file: io.BytesIO, view: Callable[..., Tensor]) -> None:
+        super().__init__(file)
+        self._view = view
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        return self._view(*pid).clone()
