@@ -60,6 +60,57 @@ def test_from_a_table_to_named_predictions(people: Path, called: Called) -> None
     assert error.count("\n") == 1
 
 
+def test_numbers_of_a_table_are_predicted_in_their_units(
+    tmp_path: Path, called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dice = np.random.default_rng(0)
+    person, weight, height = np.repeat(["ann", "bob", "cy"], 60), dice.normal(70, 9, 180), dice.normal(170, 8, 180)
+    frame = pd.DataFrame({"person": person, "weight": weight, "height": height, "dose": 3.1 * weight - height + 40})
+    frame.to_csv(tmp_path / "doses.csv", index=False)
+    table = ("--dataset", str(tmp_path / "doses.csv"), "--label", "dose", "--user", "person")
+    code, shown, _ = called("data", "describe", *table)
+    assert code == 0
+    assert "dose from" in shown
+    code, shown, error = called("run", *table, "--method", "ditto", "--rounds", "20", "--out", "r")
+    assert code == 0, error
+    assert "R² in %" in shown
+    assert "rmse" in shown
+    assert called("export", "r", "--quiet", "--onnx")[0] == 0
+    assert "| Task | regression, 1 targets |" in Path("r/export/global.md").read_text()
+    frame.drop(columns="dose").to_csv("new.csv", index=False)
+    code, _, error = called("predict", "r/export/global.safetensors", "--data", "new.csv", "--out", "p.csv")
+    assert code == 0, error
+    found = pd.read_csv("p.csv")
+    assert list(found) == ["sample", "dose"]
+    assert np.corrcoef(found["dose"], frame["dose"])[0, 1] > 0.95
+    assert abs(found["dose"].mean() - frame["dose"].mean()) < 0.2 * frame["dose"].std()
+    code, text, _ = called("predict", "r/export/global.safetensors", "--data", str(tmp_path / "doses.csv"), "--json")
+    assert json.loads(text)["r2"] > 0.9
+    code, _, error = called("predict", "r/export/global.safetensors", "--data", "new.csv", "--probabilities")
+    assert (code, error.count("\n")) == (2, 1)
+
+
+def test_columns_of_marks_are_sets_of_labels(tmp_path: Path, called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dice = np.random.default_rng(0)
+    a, b = dice.normal(size=150), dice.normal(size=150)
+    frame = pd.DataFrame({"a": a, "b": b, "hot": (a > 0).astype(int), "wet": (a + b > 0).astype(int)})
+    frame.to_csv(tmp_path / "marks.csv", index=False)
+    keys = ("--dataset", str(tmp_path / "marks.csv"), 'data.label=["hot","wet"]', "--partition", "iid:clients=3")
+    code, shown, error = called("run", *keys, "--rounds", "20", "--out", "r")
+    assert code == 0, error
+    assert "F1 in %" in shown
+    assert called("export", "r", "--quiet")[0] == 0
+    frame[["b", "a"]].to_csv("new.csv", index=False)
+    code, text, error = called("predict", "r/export/global.safetensors", "--data", "new.csv", "--probabilities")
+    assert code == 0, error
+    lines = text.splitlines()
+    assert lines[0] == "sample,hot,wet,probability hot,probability wet"
+    said = np.array([[int(value) for value in line.split(",")[1:3]] for line in lines[1:]])
+    assert (said == frame[["hot", "wet"]].to_numpy()).mean() > 0.9
+
+
 def test_devices_agree_on_classes_and_columns(people: Path, called: Called) -> None:
     """A file without some class, without some value and in another order means the same by what it has."""
     table = ("--dataset", str(people), "--label", "risk", "--user", "person")

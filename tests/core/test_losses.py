@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,16 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from personafl.core.ctc import ctc_correct, ctc_frames, ctc_loss, edit_distance, word_edits
 from personafl.core.losses import (
-    TASKS,
+    binary_cross_entropy,
+    binary_divergence,
     correct,
     cross_entropy,
-    ctc_correct,
-    ctc_frames,
-    ctc_loss,
-    edit_distance,
-    word_edits,
+    explained,
+    label_f1,
+    squared_error,
 )
+from personafl.core.shape import TaskName
+from personafl.core.tasks import Weighted, task_named
 
 F64 = torch.float64
 
@@ -242,9 +245,45 @@ def test_ctc_under_vmap_and_grad() -> None:
 
 
 def test_tasks() -> None:
-    assert {name: (task.loss, task.correct) for name, task in TASKS.items()} == {
+    names = get_args(TaskName)
+    assert [task_named(name).name for name in names] == list(names)
+    assert {name: (task_named(name).loss, task_named(name).correct) for name in names} == {
         "classification": (cross_entropy, correct),
         "next-token": (cross_entropy, correct),
         "ctc": (ctc_loss, ctc_correct),
+        "regression": (squared_error, explained),
+        "multilabel": (binary_cross_entropy, label_f1),
     }
-    assert all(task.name == name for name, task in TASKS.items())
+
+
+def test_errors_of_numbers_by_hand() -> None:
+    outputs, targets = torch.tensor([[1.0, 3.0], [0.0, 0.0]]), torch.tensor([[2.0, 1.0], [0.0, 0.0]])
+    assert squared_error(outputs, targets).tolist() == [2.5 / 8, 0.0]  # (1 + 4) / 2 / 8
+    assert explained(outputs, targets).tolist() == [-1.5, 1.0]
+
+
+def test_sets_of_labels_are_torchs_losses() -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = 3 * torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    teacher = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    targets = (torch.rand(7, 5, generator=generator) < 0.4).double()
+    expected = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
+    torch.testing.assert_close(binary_cross_entropy(outputs, targets), expected, rtol=1e-13, atol=0)
+    one, two = (torch.distributions.Bernoulli(logits=logits) for logits in (teacher, outputs))
+    expected = torch.distributions.kl_divergence(one, two).mean(1)
+    torch.testing.assert_close(binary_divergence(teacher, outputs), expected, rtol=1e-11, atol=1e-13)
+
+
+def test_f1_of_sets_of_labels_by_hand() -> None:
+    outputs = torch.tensor([[1.0, 1.0, -1.0], [-1.0, -1.0, -1.0], [-1.0, -1.0, 1.0], [1.0, -1.0, -1.0]])
+    targets = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    assert label_f1(outputs, targets).tolist() == [0.5, 1.0, 1.0, 0.0]  # 2·1 / (2 + 2); none said, none there
+
+
+def test_weights_of_classes_are_torchs() -> None:
+    outputs, targets = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 2, 1, 0])
+    weights = torch.tensor([0.5, 1.0, 3.0])
+    expected = functional.cross_entropy(outputs, targets, weight=weights, reduction="none")
+    torch.testing.assert_close(Weighted(cross_entropy, weights)(outputs, targets), expected)
+    stacked = torch.func.vmap(Weighted(cross_entropy, weights))(outputs.expand(2, 6, 3), targets.expand(2, 6))
+    torch.testing.assert_close(stacked, expected.expand(2, 6))

@@ -76,6 +76,10 @@ AGAINST_TORCH: dict[str, tuple[OptimizerSpec, Callable[..., Any]]] = {
         Adaptive(lr=0.03, b1=0.8, b2=0.95, eps=1e-4, weight_decay=0.1),
         lambda p: adam(p, lr=0.03, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1),
     ),
+    "adamw": (
+        Adaptive(optimizer="adamw", lr=0.03, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.1),
+    ),
     "adam, no first moment": (Adaptive(lr=0.03, b1=0.0), lambda p: adam(p, lr=0.03, betas=(0.0, 0.999))),
 }
 

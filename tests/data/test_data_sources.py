@@ -130,7 +130,8 @@ GOOD: dict[str, Any] = {"x": np.zeros((4, 3)), "y": np.array([0, 1, 0, 1])}
         ({"x": np.full((4, 3), -1)}, "token -1 in x is negative"),
         ({"x": np.zeros((4, 2, 2, 2, 2), np.uint8)}, r"images of shape \[4, 2, 2, 2, 2\]"),
         ({"y": np.array([0, 1, -2, 1])}, r'label -2 is negative.*or else .*data\.classes = \["-2", "0", "1"\]'),
-        ({"y": np.array([0.5, 1, 0, 1])}, "labels are measurements such as 0.5, and classes are learned; make few"),
+        ({"y": np.array([0.5, np.inf, 0, 1])}, r"the target of sample 1 is \[inf\], and 1 of 4 are no finite numbers"),
+        ({"y": np.array([0.5, 0.5, 0.5, 0.5])}, "target is 0.5 everywhere, so that there is nothing to learn"),
         ({"y": np.array([0.0, np.nan, np.nan, 1])}, "2 of 4 labels are missing; remove these samples"),
         ({"y": np.array(["a", "", "b", "a"])}, "1 of 4 labels are empty; remove these samples"),
         ({"y": np.zeros(4, "datetime64[s]")}, "labels of dtype datetime64"),
@@ -187,7 +188,7 @@ def test_damaged_npz(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"cut\.npz"):
         load_dataset(str(path))
     save(path, a=np.zeros(3))
-    with pytest.raises(BadInput, match=r"has arrays \(none\); needs x or images"):
+    with pytest.raises(BadInput, match=r"has arrays \(none\); needs x, images or features"):
         load_dataset(str(path))
     with path.open("wb") as file:
         np.save(file, np.zeros(3))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from personafl.core.losses import ctc_frames
+from personafl.core.ctc import ctc_frames
 from personafl.data.build import federate, load
 from personafl.data.config import DataConfig, Iid
 from personafl.data.federated import FederatedData

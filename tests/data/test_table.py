@@ -225,7 +225,12 @@ NAMES = "".join(f"n{n},{n % 7},{n % 2}\n" for n in range(60))
         ("a,y\n1,0\ninf,1\n", {}, "column 'a': row 2 has inf, which no model can learn from; correct it, or leave"),
         ("a,y\n1e300,0\n2,1\n", {}, r"column 'a': row 1 has 1e\+300"),
         ("a,y\n1,0\n2,1\nx,0\n4,1\n5,0\n", {}, "column 'a': has numbers but for 1 values, such as 'x' in row 3"),
-        ("a,y\n1,0.5\n2,1.25\n", {}, "column 'y': labels are measurements such as 0.5"),
+        ("a,y\n1,0.5\n2,1.25\n", {"task": "classification"}, "column 'y': labels are measurements such as 0.5"),
+        ("a,y\n1,x\n2,z\n", {"task": "regression"}, "column 'y': labels of dtype <U1.*'regression' takes numbers"),
+        ("a,y\n1,0\n2,2\n", {"task": "multilabel"}, "column 'y': sample 1 has .* for label 0; each label is 0"),
+        ("a,y,z\n1,0,1\n2,1,u\n", {"label": ("y", "z")}, "column 'z' has text, and several labels are numbers"),
+        ("a,y,z\n1,0,1\n2,1,1\n", {"label": ("y", "q")}, "data.label has 'q', which is no column"),
+        ("a,y,z\n1,0,0\n2,0,0\n", {"label": ("y", "z")}, "'y', 'z': no sample has any label"),
         ("a,y\n1,0\n2,0\n", {}, "column 'y': every label is '0', so that there is nothing to learn"),
         (
             "i,y\n" + "".join(f"{n},{n % 2}\n" for n in range(30)),

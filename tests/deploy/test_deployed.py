@@ -91,7 +91,7 @@ def test_devices_normalise_and_augment_as_the_simulator_does(tmp_path: Path) -> 
     for name in made.names:  # on images as they are, a kept model scores what it did on the device
         kept = tmp_path / "devices" / name / "model.safetensors"
         found = predict(kept, str(tmp_path / "dealt" / f"{name}.safetensors"))
-        assert found.accuracy == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
+        assert found.score == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 6), (2, 5, 5)])
@@ -113,7 +113,7 @@ def test_a_server_adds_up_what_its_devices_send_of_raw_inputs(shape: tuple[int, 
         state = wire.decode_named(outcome(made, rounds)[0])
         found.append({path: leaf for path, leaf in state.items() if leaf.is_floating_point()})
         kept = folder / "devices" / made.names[0] / "model.safetensors"
-        accuracy = predict(kept, str(folder / "dealt" / f"{made.names[0]}.safetensors")).accuracy
+        accuracy = predict(kept, str(folder / "dealt" / f"{made.names[0]}.safetensors")).score
         assert accuracy == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
     assert all(torch.allclose(found[0][path], found[1][path], atol=1e-4) for path in found[0])
 
@@ -209,8 +209,8 @@ def test_a_newcomer_after_the_last_round_gets_a_model_of_its_own(tmp_path: Path)
 
     asyncio.run(after())
     found = predict(tmp_path / "devices" / "device-2", str(tmp_path / "dealt" / "device-2.safetensors"))
-    assert found.accuracy is not None
-    assert len(found.labels) > 20
+    assert found.score is not None
+    assert len(found.values) > 20
 
 
 async def silent(made: Loopback, name: str, samples: int = 50) -> Channel:
@@ -416,7 +416,7 @@ def test_what_a_device_keeps_predicts_without_a_server(tmp_path: Path) -> None:
         state, dealt = tmp_path / "devices" / name, tmp_path / "dealt" / f"{name}.safetensors"
         card = card_of(state / "model.safetensors")
         found = predict(state, str(dealt))
-        assert found.accuracy == pytest.approx(card.test_accuracy)
+        assert found.score == pytest.approx(card.test_accuracy)
         assert set(card.accuracies) >= {"global", "personal", card.model}
 
 

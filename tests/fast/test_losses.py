@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from personafl.core.losses import correct, cross_entropy, word_edits
+from personafl.core.losses import correct, cross_entropy
 
 F64 = torch.float64
 
@@ -43,15 +42,3 @@ def test_the_gradient_of_stacked_cross_entropies() -> None:
     alone = outputs.double().requires_grad_()
     (weights.double() * functional.cross_entropy(alone.mT, targets, reduction="none")).sum().backward()
     torch.testing.assert_close(leaf.grad, alone.grad.float())  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("space", [None, 2])
-def test_word_edits(space: int | None) -> None:
-    """Targets that clients have in common or not."""
-    outputs = normal(4, 6, 12, 4)
-    lengths = torch.arange(24).reshape(4, 6, 1) % 8
-    targets = torch.where(torch.arange(7) < lengths, torch.arange(168).reshape(4, 6, 7) % 3 + 1, -1)
-    alone = torch.stack([word_edits(o, t, space) for o, t in zip(outputs, targets, strict=True)])
-    assert torch.equal(vmap(lambda o, t: word_edits(o, t, space))(outputs, targets), alone)
-    common = torch.stack([word_edits(o, targets[0], space) for o in outputs])
-    assert torch.equal(vmap(lambda o: word_edits(o, targets[0], space))(outputs), common)

@@ -13,6 +13,7 @@ from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced
 from personafl.core.batches import Data, Steps
 from personafl.core.tree import Params
+from personafl.errors import BadInput
 from personafl.testing import LAWS, make_case
 
 TRAINING = Training(work=Steps(steps=1, batch=2))
@@ -93,6 +94,11 @@ def test_a_rule_may_look_at_the_samples_whatever_it_is_asked() -> None:
     """Also when a server or an uplink asks what it would send, with no step to take."""
 
     class Looking(FedAvgClient):
+        def expects(self, problem: Problem, start: Params) -> Model:
+            if not problem.data.whole:
+                raise BadInput(f"looking counts classes, and the task {problem.data.task} has none")
+            return super().expects(problem, start)
+
         def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
             batches = data.phases["local"]
             assert batches.pool_x.shape[1:] == (1, 8, 8)
@@ -103,3 +109,15 @@ def test_a_rule_may_look_at_the_samples_whatever_it_is_asked() -> None:
     case = make_case(Algorithm("looking", Looking(training=TRAINING), Averaging()))
     for law in LAWS.values():
         law(case)
+
+
+def test_a_rule_that_takes_numbers_for_classes_is_told_to_refuse_them() -> None:
+    class Counting(FedAvgClient):
+        def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
+            batches = data.phases["local"]
+            torch.nn.functional.one_hot(batches.pool_y[batches.rows], problem.data.classes)
+            return super().update(problem, down, state, data)
+
+    case = make_case(Algorithm("counting", Counting(training=TRAINING), Averaging()))
+    with pytest.raises(AssertionError, match=r"regression: RuntimeError.* refuse it in `expects`"):
+        LAWS["other_targets_are_learned_or_refused"](case)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from models.cases import CASES, CHARACTERS, F64, FEATURES, IMAGES, SPEECH, WORDS, data_of, uniform
-from personafl.core.losses import TASKS
 from personafl.core.net import Net
 from personafl.core.rng import generator
+from personafl.core.tasks import task_named
 from personafl.core.tree import Params
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
@@ -41,7 +41,7 @@ def test_every_model_stacks(name: str) -> None:
 
     def objective(params: Params, own: Tensor, targets: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         result = net.apply(params, own, torch.ones(len(own), dtype=torch.bool), key)
-        return TASKS[data.task].loss(result, targets).mean(), result
+        return task_named(data.task).loss(result, targets).mean(), result
 
     clients = [{n: value.to(F64) for n, value in net.init(generator(seed)).items()} for seed in (1, 2)]
     batches = [(x[part], data.y[part], torch.tensor(part.start)) for part in (slice(0, 2), slice(3, 5))]

@@ -19,8 +19,8 @@ from models.cases import CASES, data_of
 from personafl.algorithms import METHODS, Training
 from personafl.core.algorithm import Problem
 from personafl.core.batches import Steps
-from personafl.core.losses import TASKS
 from personafl.core.optim import Sgd
+from personafl.core.tasks import task_named
 from personafl.models import make_net_and_split
 from personafl.models.network import SharedNetwork
 from personafl.runs.scoring import tune
@@ -59,7 +59,7 @@ def learn(name: str, said: Path) -> None:
             for part in PARTS[name]:
                 network = SharedNetwork(name=name, personal=part, adapter_size=2, **options)
                 net, split = make_net_and_split(network, given)
-                problem = Problem(net.to(torch.device("cpu"), torch.float64), TASKS[data.task].loss, split=split)
+                problem = Problem(net.to(torch.device("cpu"), torch.float64), task_named(data.task).loss, split=split)
                 for method, told in RULES.items():
                     print(part, method, file=log)
                     case = Case(METHODS[method].build(TRAINING, **told), problem, data)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from models.cases import CHARACTERS, TRANSFORMER
-from personafl.core.losses import TASKS
 from personafl.core.rng import generator
+from personafl.core.tasks import task_named
 from personafl.data.build import load
 from personafl.data.config import DataConfig
 from personafl.models import MODELS, make_net, personal_split, with_adapters
@@ -71,7 +71,7 @@ def test_the_transformer_learns_a_sentence() -> None:
     text = torch.tensor([[ord(c) - 97 for c in "personalfederatedlearning"]])
     module = MODELS["transformer"](input_shape=(24,), vocabulary=26, classes=26, width=16, hidden=32)
     optimizer = torch.optim.Adam(module.parameters(), 1e-2)
-    task = TASKS["next-token"]
+    task = task_named("next-token")
     for _ in range(80):
         optimizer.zero_grad()
         task.loss(module(text[:, :-1]), text[:, 1:]).mean().backward()
@@ -83,7 +83,7 @@ def test_the_transformer_learns_a_sentence() -> None:
 def test_spoken_digits_are_learned(shared_data: Path) -> None:
     """A few hundred steps of a tiny model: a third of the test words are exactly right, from none."""
     data = load(DataConfig(source=str(shared_data / "fsdd" / "fsdd_logmel.npz"), target="spelling"), seed=0)
-    task = TASKS[data.task]
+    task = task_named(data.task)
     torch.manual_seed(0)
     module = MODELS["speech"](input_shape=tuple(data.x.shape[1:]), classes=data.classes, width=32, hidden=64, blocks=1)
     optimizer = torch.optim.Adam(module.parameters(), 3e-3)

@@ -15,13 +15,15 @@ from torch import nn
 import personafl
 from personafl.cli.tables import detail_tables, result_tables
 from personafl.core.algorithm import Problem
-from personafl.core.losses import TASKS, edit_distance, word_edits
+from personafl.core.ctc import edit_distance
 from personafl.core.net import Net
 from personafl.core.rng import generator
+from personafl.core.tasks import task_named
 from personafl.data.build import federate
 from personafl.data.config import DataConfig, Quantity
 from personafl.data.federated import SPACE_NAME, FederatedData
 from personafl.data.sources.dataset import checked
+from personafl.evaluate.metrics import metrics_of
 from personafl.evaluate.score import try_personal, try_shared
 from personafl.papers.catalog import Row, Table
 from personafl.papers.verdict import judge, outcomes
@@ -48,24 +50,22 @@ def test_rates_are_those_of_a_plain_loop(convolutional: bool) -> None:
     first = nn.Conv2d(1, 1, 3, padding=1) if convolutional else nn.Identity()
     module = nn.Sequential(first, nn.Flatten(), nn.Linear(48, 12 * data.classes), nn.Unflatten(1, (12, data.classes)))
     net = Net(lambda: module)
-    task = TASKS["ctc"]
-    problem = Problem(net, task.loss, correct=task.correct, edits=lambda o, t: word_edits(o, t, space))
+    task = task_named("ctc")
+    problem = Problem(net, task.loss, correct=task.correct, metrics=metrics_of(data))
     clients = np.arange(data.clients)
     models = [net.init(generator(seed)) for seed in range(len(clients))]
     stacked = {name: torch.stack([model[name] for model in models]) for name in models[0]}
     own = try_personal(problem, stacked, data, data.test, clients).scores()
     shared = try_shared(problem, models[0], data, data.test, clients).scores()
-    assert own.word_error is not None
-    assert shared.word_error is not None
     for client in clients.tolist():
         rows = torch.from_numpy(data.test[client])
-        for model, found in ((models[client], own.word_error), (models[0], shared.word_error)):
+        for model, found in ((models[client], own.metrics), (models[0], shared.metrics)):
             best = net.apply(model, data.x[rows]).argmax(-1).tolist()
             said = [[label for label, _ in groupby(frames) if label] for frames in best]  # 0 is the blank
             meant = [[label for label in row if label >= 0] for row in data.y[rows].tolist()]
             pairs = [[_words(text, space) for text in pair] for pair in zip(said, meant, strict=True)]
             wrong = sum(edit_distance(*pair) for pair in pairs)
-            assert found[client] == pytest.approx(wrong / sum(len(words) for _, words in pairs))
+            assert found["word_error"][client] == pytest.approx(wrong / sum(len(words) for _, words in pairs))
 
 
 def _words(labels: list[int], space: int) -> list[str]:

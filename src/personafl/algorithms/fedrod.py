@@ -58,6 +58,8 @@ class RodClient(OnePassClient, TunedClient):
         _, head = problem.divide(start)
         layers = {name.rpartition(".")[0] for name in head}
         scores = {len(value) for value in head.values()}
+        if not problem.data.whole:
+            raise BadInput(f"method: fedrod balances classes, and the task {problem.data.task} has none; use fedper")
         if len(layers) > 1 or scores != {problem.data.classes} or problem.data.task == "ctc":
             raise BadInput(
                 "model.personal: fedrod adds the scores of two linear heads, so this must be the network's last linear "

@@ -69,7 +69,7 @@ from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Batch, Batches, Data, Steps
 from personafl.core.descend import gradient_and_value, moved, pull, pullback
-from personafl.core.losses import divergence, mean_of_real
+from personafl.core.losses import mean_of_real
 from personafl.core.net import Net
 from personafl.core.optim import Accelerated, LocalOptimizer, OptimizerSpec, Sgd
 from personafl.core.schedule import Constant, Exponential, Step
@@ -252,7 +252,7 @@ class QupedClient(OnePassClient, TunedClient):
 
         def loss(own: Params, batch: Batch) -> Tensor:
             pairs = [(other, own["w"]) if self.coupling == "mutual" else (own["w"], other) for other in others]
-            taught = torch.stack([mean_of_real(divergence(*pair), batch) for pair in pairs]).sum()
+            taught = torch.stack([mean_of_real(problem.divergence(*pair), batch) for pair in pairs]).sum()
             if self.coupling == "mutual":
                 alone = mean_of_real(problem.loss(own["w"], batch.y), batch)
                 return (1 - self.distillation) * alone + self.distillation * taught
@@ -266,7 +266,8 @@ class QupedClient(OnePassClient, TunedClient):
         own = mean_of_real(problem.loss(scores, batch.y), batch)
         if teacher is None:
             return own
-        return (1 - self.distillation) * own + self.distillation * mean_of_real(divergence(teacher, scores), batch)
+        taught = mean_of_real(problem.divergence(teacher, scores), batch)
+        return (1 - self.distillation) * own + self.distillation * taught
 
     def _soft(self, x: Params, c: Params) -> Params:
         return _quantized(x, c, self.sharpness)

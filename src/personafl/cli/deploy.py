@@ -213,18 +213,32 @@ def flower(
 def predict(
     model: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A device's --state, or its model.safetensors.")],
     data: Annotated[str, typer.Option(metavar="FILE", help="A dealt file (its test samples), or a data set.")],
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also say how probable each class or label is.")
+    ] = False,
+    out_path: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a line per sample there.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict with the model that a device keeps; needs no server."""
+    """Predict with the model that a device keeps; needs no server, and no labels."""
+    from personafl.core.tasks import task_named
     from personafl.deploy.device.serving import predict as apply
+    from personafl.storage.files import storage
 
     found = apply(model, data)
+    score, value = task_named(found.task).score, found.score
     if as_json:
-        print(json.dumps({"labels": found.labels.tolist(), "classes": found.classes, "accuracy": found.accuracy}))
-        return
-    print("\n".join(found.classes))
-    if found.accuracy is not None:
-        err.print(f"accuracy: {found.accuracy:.4f} on {len(found.labels)} samples")
+        extra = {"probabilities": found.probabilities.tolist()} if probabilities else {}
+        print(json.dumps({"labels": found.values.tolist(), "classes": found.named, score: value, **extra}))
+    elif out_path is not None:
+        with storage(out_path):
+            out_path.write_text(found.to_csv(probabilities))
+        say(f"predictions: {out_path}")
+    else:
+        print(found.to_csv(probabilities).rstrip() if probabilities else "\n".join(found.named))
+    if value is not None and not as_json:
+        err.print(f"{score}: {value:.4f} on {len(found.outputs)} samples")
 
 
 def _check_installed(*packages: tuple[str, str, str]) -> None:

@@ -13,7 +13,8 @@ from personafl.core.algorithm import Problem
 from personafl.exports.export import Exported, ExportedModel
 from personafl.exports.fit import Candidate, Fit
 from personafl.exports.memory import Memory
-from personafl.report.table import MODELS, amount, grid, has_words, legend, lines, mean, percent, titled, titles
+from personafl.report.measure import metric_names
+from personafl.report.table import MODELS, amount, grid, has_words, legend, lines, mean, percent, plain, titled, titles
 
 Row = dict[str, Any]
 _TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits")  # titles of columns that are no numbers
@@ -188,7 +189,20 @@ def _table(rows: Sequence[Row], padding: int, joint: str) -> Table:
 
 def _details(rows: Sequence[Row]) -> Table:
     spoken = ["WER", "WER,\nweighted"] if has_words(rows) else []
-    whole = ["mean", "weigh-\nted", "std", "worst\n10%", "median", *spoken, "hurt", "95%", "by", "parame-\nters"]
+    further = metric_names(rows)
+    whole = [
+        "mean",
+        "weigh-\nted",
+        "std",
+        "worst\n10%",
+        "median",
+        *spoken,
+        *further,
+        "hurt",
+        "95%",
+        "by",
+        "parame-\nters",
+    ]
     table = _empty_table(0, "method", "model", *whole)
     ordered = sorted(rows, key=lambda row: MODELS.index(row["model"]))
     names = list(dict.fromkeys(row["method"] for row in rows))
@@ -203,6 +217,7 @@ def _details(rows: Sequence[Row]) -> Table:
             *(percent(part, key) for key in ("accuracy", "accuracy_weighted", "accuracy_std", "worst_decile")),
             percent(medians, "median"),
             *(percent(part, key) for key in ("word_error", "word_error_weighted") if spoken),
+            *(plain(part, key, "±") for key in further),
             percent(part, "share_hurt"),
             "–" if low == "–" else f"{low}–{high}",
             percent(part, "hurt_mean_loss"),

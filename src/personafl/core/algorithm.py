@@ -20,7 +20,7 @@ from torch import Tensor
 
 from personafl.core import tree, wire
 from personafl.core.batches import Batches, Data, Steps
-from personafl.core.losses import Loss, MeanLoss, correct
+from personafl.core.losses import Loss, MeanLoss, Metric, correct, divergence
 from personafl.core.net import Net
 from personafl.core.seam import replaceable
 from personafl.core.shape import DataShape
@@ -49,7 +49,8 @@ class Problem:
     local_net: Net | None = None
     split: Split | None = None
     correct: Loss = correct  # per sample: 1 right, 0 wrong
-    edits: Loss | None = None  # [2, samples]: wrong words and words, where targets are words
+    divergence: Loss = divergence  # of a pupil's outputs from a teacher's
+    metrics: tuple[tuple[str, Metric], ...] = ()  # that are scored beside it, of each client
     bits: int | None = None  # of each weight of the client's own model, for methods that quantize; None: as they say
     penalty: float | None = None  # that holds the client's own model to the shared one (γ_i); None: as the method says
     data: DataShape = _UNKNOWN
@@ -241,7 +242,7 @@ def no_steps(problem: Problem, phases: Mapping[str, Steps], like: Tensor) -> Dat
     """Return data of which no step is made, for whoever asks what structure a rule's results have."""
     shape, device = problem.data, like.device
     x = torch.zeros(1, *shape.input_shape, dtype=like.dtype if shape.vocabulary is None else torch.int64, device=device)
-    y = torch.zeros(1, *shape.target_shape, dtype=torch.int64, device=device)
+    y = torch.zeros(1, *shape.target_shape, dtype=torch.int64 if shape.whole else like.dtype, device=device)
     rows = torch.zeros((0, 1), dtype=torch.int64, device=device)
     batches = Batches(x, y, rows, rows.bool(), rows[:, 0])
     return Data(dict.fromkeys(phases, batches), torch.ones((), device=device), torch.zeros((), device=device))

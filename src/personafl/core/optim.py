@@ -232,9 +232,12 @@ class Sgd(_Rated):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(_Rated):
-    """Adam, Yogi or Adagrad with the learning rate of the round."""
+    """Adam, Yogi or Adagrad with the learning rate of the round; adamw's weight decay comes after the moments.
 
-    optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
+    So it is x ← x − rate · (m/(√v + eps) + weight_decay · x) (Loshchilov & Hutter 2019).
+    """
+
+    optimizer: Literal["adam", "adamw", "yogi", "adagrad"] = "adam"
     lr: Rate = 1e-3
     b1: Decay = 0.9
     b2: Decay = 0.999
@@ -247,9 +250,12 @@ class Adaptive(_Rated):
         """Return the optimizer of one round."""
         core = {
             "adam": lambda: scale_by_adam(self.b1, self.b2, self.eps),
+            "adamw": lambda: scale_by_adam(self.b1, self.b2, self.eps),
             "yogi": lambda: scale_by_yogi(self.b1, self.b2, self.eps),
             "adagrad": lambda: scale_by_adagrad(self.b1, self.eps),
         }[self.optimizer]()
+        if self.optimizer == "adamw":
+            return chain(*_front(self.clip, 0.0), core, *_front(None, self.weight_decay), scale(-self.rate(round_)))
         return chain(*_front(self.clip, self.weight_decay), core, scale(-self.rate(round_)))
 
 

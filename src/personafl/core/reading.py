@@ -14,7 +14,8 @@ class Reading(Strict):
     a `device` must mean by its labels and columns what the others mean, and data to `predict` need no labels.
     """
 
-    label: str | None = None
+    task: Literal["auto", "classification", "regression", "multilabel"] = "auto"
+    label: str | tuple[str, ...] | None = None
     user: str | None = None
     split: str | None = None
     features: tuple[str, ...] | None = None

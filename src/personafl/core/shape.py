@@ -4,14 +4,21 @@ from typing import Literal
 
 from personafl.options import Positive, Strict
 
-TaskName = Literal["classification", "next-token", "ctc"]  # of core.losses.TASKS
+# What a target is: a class, the next token at each place, a sequence without alignment (0: blank), real numbers, or
+# for each label whether it is there.
+TaskName = Literal["classification", "next-token", "ctc", "regression", "multilabel"]
 
 
 class DataShape(Strict):
     """What a sample and its label are."""
 
     input_shape: tuple[Positive, ...]  # of a sample
-    classes: Positive
+    classes: Positive  # or real numbers, or labels, of a target
     task: TaskName = "classification"
-    target_shape: tuple[Positive, ...] = ()  # of a label, where it is a sequence
+    target_shape: tuple[Positive, ...] = ()  # of a target, where it is more than one class
     vocabulary: Positive | None = None  # where inputs are tokens
+
+    @property
+    def whole(self) -> bool:
+        """Whether targets are classes, whole numbers."""
+        return self.task not in ("regression", "multilabel")

@@ -50,7 +50,7 @@ def federate(dataset: Dataset, config: DataConfig, seed: int) -> FederatedData:
     if config.target == "spelling":
         y, label_names = spelled(dataset)
         classes = len(label_names)
-    how = config.partition or (kinds.Dirichlet() if dataset.user is None else kinds.Users())
+    how = config.partition or _usual(dataset)
     if config.test == "official" and dataset.split is None:
         raise BadInput(f"data.test = 'official': {dataset.name} has no test half; use 'auto' or a share such as 0.2")
     if isinstance(how, kinds.Users):
@@ -76,9 +76,16 @@ def federate(dataset: Dataset, config: DataConfig, seed: int) -> FederatedData:
         label_names=label_names,
         vocabulary=dataset.vocabulary,
         notes=clients.notes,
-        task="ctc" if config.target == "spelling" else None,
+        task="ctc" if config.target == "spelling" else dataset.task,
         reading=dataset.reading,
     )
+
+
+def _usual(dataset: Dataset) -> kinds.Partition:
+    """Return how data are dealt where nobody says."""
+    if dataset.user is not None:
+        return kinds.Users()
+    return kinds.Iid() if dataset.task in ("regression", "multilabel") else kinds.Dirichlet()
 
 
 def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) -> _Clients:
@@ -170,9 +177,10 @@ def _deal(dataset: Dataset, rows: Ints, how: kinds.Partition, config: DataConfig
         return partition.iid(len(rows), how.clients, minimum, rng)
     if isinstance(how, kinds.Quantity):
         return partition.by_quantity(len(rows), how.clients, how.alpha, minimum, rng)
-    if dataset.y.ndim == 2:
+    if dataset.task != "classification":
+        what = {"next-token": "tokens", "regression": "numbers", "multilabel": "sets of labels"}[dataset.task]
         raise BadInput(
-            f"partition {how.kind!r} needs one label per sample, but {dataset.name} predicts tokens; "
+            f"partition {how.kind!r} needs one label per sample, but {dataset.name} predicts {what}; "
             f"use users, iid or quantity"
         )
     label = _labels(dataset)[rows]
@@ -193,14 +201,14 @@ def _held_out(
 
 
 def _hold_out(dataset: Dataset, rows: Ragged, fraction: float, seed: int, what: str) -> tuple[Ragged, Ragged]:
-    if dataset.y.ndim == 2:
+    if dataset.task == "next-token":
         return hold_out_last(rows, fraction)
     return hold_out(rows, _labels(dataset), fraction, numpy_generator(seed, "hold out", what))
 
 
 def _labels(dataset: Dataset) -> Ints:
-    """One label per sample; next-token tasks have none to stratify by and count as a single class."""
-    if dataset.y.ndim == 2:
+    """One label per sample; tasks that have none to stratify by count as a single class."""
+    if dataset.task != "classification":
         return np.zeros(len(dataset.y), dtype=np.int64)
     labels: Ints = dataset.y.numpy()
     return labels

@@ -97,7 +97,10 @@ class DataConfig(Strict):
     """Which data, and how clients share them."""
 
     source: str = "digits"  # a name (see `personafl datasets`), a path, or hf:NAME
-    label: str | None = None  # column of a table that is to be predicted; None: one called label, y, target, …
+    # What is predicted: classes, real numbers, or sets of labels; auto: numbers where labels have fractions, sets where
+    # there are several columns of true and false, else classes.
+    task: Literal["auto", "classification", "regression", "multilabel"] = "auto"
+    label: str | tuple[str, ...] | None = None  # column that is predicted, or several; None: one called label, y, …
     user: str | None = None  # column that says whose a row is; None: one called user, user_id, client_id, …
     split: str | None = None  # column that marks test rows: train/test or 0/1; None: one called split
     features: tuple[str, ...] | None = None  # columns of a table that are inputs, in this order; None: all others
@@ -116,6 +119,7 @@ class DataConfig(Strict):
     unit: Literal["character", "word"] = "character"  # what a next-token task predicts
     min_samples: Positive = 2  # per client; smaller users are left out
     normalize: Literal["auto", "none", "channel"] | Moments = "auto"  # see `inputs`; or by these numbers
+    scale: Literal["auto"] | Moments = "auto"  # regression: targets are standardised by these; auto: by training data's
     augment: Augmentation | None = None  # of training images; None: they are seen as they are
 
     @model_validator(mode="after")

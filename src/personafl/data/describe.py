@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,8 @@ class _Shares:
 
     client: NDArray[np.int64]  # the client number of each row
     share: Reals
-    per_column: int  # classes joined in one column
+    names: tuple[str, ...]  # of what has a share: classes, labels, or fifths of all targets
+    per_column: int  # of them joined in one column
     top: float  # the share drawn darkest: the largest one rounded up, at least twice that of a uniform mix
 
 
@@ -42,7 +44,9 @@ def describe(data: FederatedData, console: Console, config: DataConfig) -> None:
     names = [data.client_names[client] for client in shares.client]
     margin = min(16, max(len(name) for name in names))
     if shares.per_column == 1 and width >= 2:
-        console.print(Text(" " * (margin + 2) + "".join(f"{c:<{width}}" for c in range(data.classes)), style="dim"))
+        console.print(
+            Text(" " * (margin + 2) + "".join(f"{c:<{width}}" for c in range(len(shares.names))), style="dim")
+        )
     level = np.ceil(shares.share / shares.top * (len(SHADES) - 1) - 1e-9).astype(int)
     sizes = data.train.sizes
     unseen = set(data.unseen.tolist())
@@ -62,7 +66,7 @@ def sketch(data: FederatedData, rows: int = 60, columns: int = 50) -> dict[str, 
         "caption": _caption(data, shares),
         "client": shares.client.tolist(),
         "names": [_short(data.client_names[client], 40) for client in shares.client],
-        "labels": [_short(name, 40) for name in data.label_names[:: shares.per_column]],
+        "labels": [_short(name, 40) for name in shares.names[:: shares.per_column]],
         "share": shares.share.round(4).tolist(),
     }
 
@@ -77,7 +81,7 @@ def _summary(data: FederatedData, config: DataConfig) -> Table:
     rows = {
         "data": f"{data.name}, {len(data.x):,} samples of {kind}, {used:,} dealt",
         "clients": f"{data.clients:,} ({len(data.seen):,} seen, {len(data.unseen):,} unseen)",
-        "classes": f"{data.classes:,}" + (f" ({listed(data.reading.classes)})" if data.reading.classes else ""),
+        **_targets(data),
         "inputs": inputs_line(data, config),
         "train": f"{sizes.sum():,}, per client min {sizes.min()}, median {np.median(sizes):g}, max {sizes.max()}",
         "validation": f"{len(data.validation.flat):,}",
@@ -91,23 +95,42 @@ def _summary(data: FederatedData, config: DataConfig) -> Table:
 
 def _shares(data: FederatedData, rows: int, columns: int) -> _Shares:
     """Label shares of evenly spaced clients, ordered by their main class so that the structure shows."""
-    counts = data.counts("train")
+    counts, names = _fifths(data) if data.task == "regression" else (data.counts("train"), data.label_names)
+    classes = counts.shape[1]
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     order = np.lexsort((-share.max(axis=1), share.argmax(axis=1)))
     shown = order[np.linspace(0, len(order) - 1, min(rows, len(order))).round().astype(int)]
-    per_column = -(-data.classes // columns)
-    edges = np.arange(0, data.classes, per_column)
+    per_column = -(-classes // columns)
+    edges = np.arange(0, classes, per_column)
     joined = np.add.reduceat(share[shown], edges, axis=1)
-    return _Shares(
-        shown, joined, per_column, max(float(np.ceil(joined.max() * 20 - 1e-9) / 20), min(1.0, 2 / joined.shape[1]))
-    )
+    top = max(float(np.ceil(joined.max() * 20 - 1e-9) / 20), min(1.0, 2 / joined.shape[1]))
+    return _Shares(shown, joined, names or tuple(map(str, range(classes))), per_column, top)
+
+
+def _fifths(data: FederatedData) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Count each client's targets, the first of several, by the fifths of all that they lie in."""
+    values = data.y[:, 0].cpu().numpy()[data.train.flat]
+    edges = np.quantile(values, (0.2, 0.4, 0.6, 0.8))
+    place = np.searchsorted(edges, values, side="left")
+    counts = np.bincount(data.train.owner * 5 + place, minlength=data.clients * 5).reshape(data.clients, 5)
+    return counts, (*(f"to {edge:.3g}" for edge in edges), f"above {edges[-1]:.3g}")
+
+
+def _targets(data: FederatedData) -> dict[str, str]:
+    if data.task == "regression":
+        values = data.y[torch.from_numpy(data.train.flat)]
+        ranges = zip(data.label_names, values.amin(0).tolist(), values.amax(0).tolist(), strict=True)
+        return {"targets": ", ".join(f"{name} from {low:.4g} to {high:.4g}" for name, low, high in ranges)}
+    kind = "labels" if data.task == "multilabel" else "classes"
+    return {kind: f"{data.classes:,}" + (f" ({listed(data.reading.classes)})" if data.reading.classes else "")}
 
 
 def _caption(data: FederatedData, shares: _Shares) -> str:
     shown = len(shares.client)
     clients = f"{shown} of {data.clients:,} clients" if shown < data.clients else f"{shown} clients"
     joined = f", {shares.per_column} classes to a column" if shares.per_column > 1 else ""
-    return f"{clients} × {data.classes:,} classes, ordered by main class{joined}"
+    kind = {"multilabel": "labels", "regression": "fifths of all targets"}.get(data.task, "classes")
+    return f"{clients} × {len(shares.names):,} {kind}, ordered by main {'fifth' if kind[0] == 'f' else 'class'}{joined}"
 
 
 def _short(name: str, width: int) -> str:

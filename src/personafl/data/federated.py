@@ -133,8 +133,10 @@ class FederatedData:
 
     name: str
     x: torch.Tensor  # [samples, …] float32 (images [samples, channels, height, width] in [0, 1]) or int64 tokens
-    y: torch.Tensor  # [samples] int64, or [samples, length] int64 for next-token and ctc tasks (-1 is not scored)
-    classes: int
+    # [samples] int64, [samples, length] int64 for next-token and ctc tasks (-1 is not scored), or [samples, classes]
+    # float32 for regression and multilabel ones
+    y: torch.Tensor
+    classes: int  # or real numbers, or labels, of a target
     train: Ragged
     validation: Ragged
     test: Ragged
@@ -143,11 +145,12 @@ class FederatedData:
     client_names: Sequence[str]
     label_names: tuple[str, ...]
     fingerprint: str  # sha256 of x, y and every index array
-    task: TaskName  # what y means: one label, the next token at each place, or a sequence without alignment (0: blank)
+    task: TaskName  # what y means
     vocabulary: int | None = None  # tokens of x lie in [0, vocabulary); None where x is not tokens
     reading: Reading = AS_FOUND  # how another file is read alike
     notes: tuple[str, ...] = ()  # what the split left out, one sentence each
     moments: Moments | None = None  # by which x was normalised; None: it was not
+    scale: Moments | None = None  # by which the targets of a regression were; None: they were not
     augment: Augment = UNCHANGED  # what training does to x, each time it sees it
     window: Window | None = None  # where samples are brought to be computed with; None: x and y are there
 
@@ -234,7 +237,10 @@ class FederatedData:
         rows = self.rows(split)
         label = self.y.cpu().numpy()[rows.flat]
         owner = rows.owner
-        if label.ndim == 2:
+        if self.task == "multilabel":
+            place, label = np.nonzero(label)
+            owner = owner[place]
+        elif label.ndim == 2:
             scored = label >= 0
             owner = np.repeat(owner, scored.sum(axis=1))
             label = label[scored]
@@ -263,7 +269,7 @@ def blank(shape: DataShape, clients: int = 0) -> FederatedData:
     return make_federated(
         name="shape",
         x=torch.zeros(2, *shape.input_shape, dtype=torch.float32 if shape.vocabulary is None else torch.int64),
-        y=torch.full((2, *shape.target_shape), -1),
+        y=torch.full((2, *shape.target_shape), -1 if shape.whole else 0.0),
         classes=shape.classes,
         train=Ragged(np.zeros(clients, dtype=np.int64), np.arange(clients + 1)),
         validation=none,

@@ -7,6 +7,9 @@ deviations away is brought to 10, so that a rare feature (a one in ten thousand 
 outweigh all others. Tokens stay as they are. `"channel"` is the same for images alone, and cuts nothing off. Validation
 and test data, newcomers and exported models are given the same numbers. A black pixel beyond an image's edge, which
 augmentation shows, is standardised as all others are.
+
+The targets of a regression are standardised alike, so that a network's outputs begin where they should and a rate does
+not depend on units; models that leave a run give numbers in the units of the data.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ def as_seen(data: FederatedData, config: DataConfig, dtype: torch.dtype) -> Fede
                 f"that nothing of them might be seen; give at most {min(shape[1:]) - 1}"
             )
         augment = Augment(config.augment.flip, crop, () if moments is None else _black(moments, dtype))
-    return dataclasses.replace(data, x=x, moments=moments, augment=augment)
+    y, scale = data.y, scale_for(data, config)
+    if not data.shape.whole:
+        y = (y if scale is None else normalized(y.to(torch.float64), scale)).to(dtype)
+    return dataclasses.replace(data, x=x, y=y, moments=moments, scale=scale, augment=augment)
 
 
 def moments_for(data: FederatedData, config: DataConfig) -> Moments | None:
@@ -62,6 +68,24 @@ def moments_for(data: FederatedData, config: DataConfig) -> Moments | None:
         raise BadInput(
             f"data.normalize.mean: has {len(given.mean)} numbers, and {data.name} has {_kind(data)}; give one for each "
             f'of {data.x.shape[1]} {data.axis}s, or data.normalize = "auto" without a start'
+        )
+    return given
+
+
+def scale_for(data: FederatedData, config: DataConfig) -> Moments | None:
+    """Return by what moments the targets of a regression are standardised; None: it is none."""
+    given = config.scale
+    if data.task != "regression":
+        if given != "auto":
+            raise BadInput(f"data.scale: is for regression, and the task of {data.name} is {data.task}; remove it")
+        return None
+    if isinstance(given, str):
+        from personafl.data.moments import scale_of  # here, for a device that is told its moments adds up nothing
+
+        return scale_of(data)
+    if len(given.mean) != data.classes:
+        raise BadInput(
+            f"data.scale.mean: has {len(given.mean)} numbers, and {data.name} has {data.classes} targets; give one each"
         )
     return given
 

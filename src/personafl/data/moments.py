@@ -69,12 +69,21 @@ def moments_of(data: FederatedData, kind: Literal["auto", "channel"] = "auto") -
     return sums_of(data).moments() if kind == "channel" else agreed([sums_of(data)])
 
 
+def scale_of(data: FederatedData) -> Moments:
+    """Return the moments of the targets of a regression, nothing cut off."""
+    return agreed([_added(data, data.y)]).model_copy(update={"clip": None})
+
+
 def sums_of(data: FederatedData) -> Sums:
     """Return the sums of the training data of clients that train."""
-    rows = torch.from_numpy(data.train.of(data.seen))
-    sums = functools.reduce(Sums.joined, (Sums.of(data.x[part]) for part in torch.split(rows, _ROWS)))
+    sums = _added(data, data.x)
     _check_finite(data, sums)
     return sums
+
+
+def _added(data: FederatedData, values: Tensor) -> Sums:
+    rows = torch.from_numpy(data.train.of(data.seen))
+    return functools.reduce(Sums.joined, (Sums.of(values[part]) for part in torch.split(rows, _ROWS)))
 
 
 def agreed(sums: Iterable[Sums]) -> Moments:

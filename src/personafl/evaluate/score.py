@@ -6,8 +6,8 @@ for rounding); sums over samples are in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core.algorithm import Problem
+from personafl.core.losses import Metric
 from personafl.core.net import Net
 from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged, runs_of
+from personafl.errors import BadInput
 from personafl.evaluate.choice import Gains
 from personafl.fast.table import enabled
+from personafl.options import users_code
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
-Try = Callable[
-    [Params, Tensor, Tensor, Tensor], Tensor
-]  # (a model, x, y, which are real) -> [hits, losses, …; samples]
 _SAMPLES = 8192  # per forward pass, over all stacked clients together
 _PADDING = 32  # rows of padding per client that take less time than a copy of its model
 
@@ -35,18 +35,17 @@ _PADDING = 32  # rows of padding per client that take less time than a copy of i
 class Scores:
     """Per client, in the order asked for: share of correct predictions, mean loss, number of samples (may be 0).
 
-    Where targets are words, also the word error rate: wrong words / words of all samples; above 1 if many are too many.
+    For other tasks than classes, `accuracy` is the mean of their score; further metrics are there by name.
     """
 
     accuracy: Values
     loss: Values
     samples: Rows
-    word_error: Values | None = None
+    metrics: Mapping[str, Values] = field(default_factory=dict)
 
     def measures(self) -> dict[str, Values]:
         """Return what there is of each client by name."""
-        named = {"accuracy": self.accuracy, "loss": self.loss, "word_error": self.word_error}
-        return {name: values for name, values in named.items() if values is not None}
+        return {"accuracy": self.accuracy, "loss": self.loss, **self.metrics}
 
 
 def picked(options: Sequence[Scores], picks: Rows) -> Scores:
@@ -54,7 +53,7 @@ def picked(options: Sequence[Scores], picks: Rows) -> Scores:
     everyone = np.arange(len(picks))
     names = options[0].measures()
     columns = {name: np.stack([scores.measures()[name] for scores in options])[picks, everyone] for name in names}
-    return Scores(samples=options[0].samples, **columns)
+    return Scores(columns.pop("accuracy"), columns.pop("loss"), options[0].samples, columns)
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,13 @@ class Outcomes:
     hits: Values  # [samples]
     losses: Values  # [samples]
     sizes: Rows  # [clients] samples of each one
-    edits: Values | None = None  # [2, samples] wrong words and words, where targets are words
+    metrics: Mapping[str, Values] = field(default_factory=dict)  # [clients] each
 
     def scores(self) -> Scores:
         """Return means per client; NaN where there is no sample."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            wrong = None if self.edits is None else self._sum(self.edits[0]) / self._sum(self.edits[1])
-            return Scores(self._sum(self.hits) / self.sizes, self._sum(self.losses) / self.sizes, self.sizes, wrong)
+            hits, losses = self._sum(self.hits) / self.sizes, self._sum(self.losses) / self.sizes
+            return Scores(hits, losses, self.sizes, self.metrics)
 
     def gains_over(self, other: Outcomes) -> Gains:
         """Compare with another model's outcomes of the same samples, one by one."""
@@ -88,8 +87,8 @@ class Outcomes:
         """Return those of some clients, given by their places here."""
         sizes = self.sizes[clients]
         samples = runs_of((np.cumsum(self.sizes) - self.sizes)[clients], sizes)
-        edits = None if self.edits is None else self.edits[:, samples]
-        return Outcomes(hits=self.hits[samples], losses=self.losses[samples], sizes=sizes, edits=edits)
+        metrics = {name: values[clients] for name, values in self.metrics.items()}
+        return Outcomes(hits=self.hits[samples], losses=self.losses[samples], sizes=sizes, metrics=metrics)
 
     def _sum(self, values: Values) -> Values:
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -104,7 +103,8 @@ def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragg
     if net.batch_dependent:  # batches may not mix clients then
         stacked = {name: value.expand(len(clients), *value.shape) for name, value in params.items()}
         return _try_each(net, problem, stacked, data, rows, clients)
-    return _outcomes(_alone(net, problem, params, data, rows.of(clients), _SAMPLES), sizes)
+    trial, every = _Trial(net, problem), rows.of(clients)
+    return trial.outcomes(_alone(trial, params, data, every, _SAMPLES), data, every, sizes)
 
 
 @enabled()
@@ -122,10 +122,10 @@ def _try_each(
     net: Net, problem: Problem, stacked: Params, data: FederatedData, rows: Ragged, clients: Rows
 ) -> Outcomes:
     sizes, starts, device = rows.sizes_of(clients), rows.offset[clients], data.device
-    trial, axes = _trial(net, problem), {name: 0 if value.stride(0) else None for name, value in stacked.items()}
+    trial, axes = _Trial(net, problem), {name: 0 if value.stride(0) else None for name, value in stacked.items()}
     # One convolution with the kernels of many clients is slower on a CPU than many convolutions.
     kernels = net.convolutional and any(stacked[name].ndim > 3 for name, axis in axes.items() if axis is not None)
-    found = _empty(problem, int(sizes.sum()))
+    found: Values | None = None
     first = np.cumsum(sizes) - sizes  # where each client's outcomes begin
     alone = net.unstackable is not None or (kernels and device.type == "cpu")
     for members in _similar(sizes, 1 if alone else len(clients)):
@@ -135,45 +135,68 @@ def _try_each(
         if len(members) == 1:
             params = {name: value[members[0]] for name, value in stacked.items()}
             step = len(position) if net.batch_dependent else _SAMPLES
-            values = _alone(net, problem, params, data, table[0], step)
+            values = _alone(trial, params, data, table[0], step)
         else:
             span = _span(members)
             params = {name: value[0] if axes[name] is None else value[span] for name, value in stacked.items()}
             inputs = *data.samples(table), torch.from_numpy(real).to(device)
             values = _numbers(vmap(trial, in_dims=(axes, 0, 0, 0), out_dims=1)(params, *inputs))[:, real]
+        found = np.zeros((len(values), int(sizes.sum()))) if found is None else found
         found[:, (first[members, None] + position)[real]] = values
-    return _outcomes(found, sizes)
+    return trial.outcomes(np.zeros((2, 0)) if found is None else found, data, rows.of(clients), sizes)
 
 
-def _outcomes(found: Values, sizes: Rows) -> Outcomes:
-    """Name what trials return."""
-    return Outcomes(hits=found[0], losses=found[1], sizes=sizes, edits=found[2:] if len(found) > 2 else None)
+class _Trial:
+    """Tries a model on samples: rows of hits and losses, and where there are metrics of all that it says of each."""
 
+    def __init__(self, net: Net, problem: Problem) -> None:
+        self.net, self.problem = net, problem
+        self._shape: tuple[int, ...] = ()  # of the outputs of a sample
 
-def _trial(net: Net, problem: Problem) -> Try:
-    def trial(params: Params, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
-        output = net.apply(params, x, real)
-        hits, losses = problem.correct(output, y), problem.loss(output, y)
+    def __call__(self, params: Params, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
+        output = self.net.apply(params, x, real)
+        hits, losses = self.problem.correct(output, y), self.problem.loss(output, y)
         scores = torch.stack([hits.to(losses.dtype), losses])
-        return scores if problem.edits is None else torch.cat([scores, problem.edits(output, y).to(losses.dtype)])
+        if not self.problem.metrics:
+            return scores
+        self._shape = tuple(output.shape[1:])
+        return torch.cat([scores, output.flatten(1).T.to(losses.dtype)])
 
-    return trial
+    def outcomes(self, found: Values, data: FederatedData, rows: Rows, sizes: Rows) -> Outcomes:
+        """Name what trials found of clients' rows, one client after the other, and measure each client."""
+        metrics = {name: np.full(len(sizes), np.nan) for name, _ in self.problem.metrics}
+        ends = np.cumsum(sizes)
+        for client in np.flatnonzero(sizes) if metrics else ():
+            own = slice(ends[client] - sizes[client], ends[client])
+            _, y = data.samples(rows[own])
+            kind = y.dtype if y.is_floating_point() else torch.float32
+            outputs = torch.from_numpy(found[2:, own].T.copy()).to(y.device, kind).reshape(-1, *self._shape)
+            for name, metric in self.problem.metrics:
+                metrics[name][client] = measured(name, metric, outputs, y)
+        return Outcomes(hits=found[0], losses=found[1], sizes=sizes, metrics=metrics)
 
 
-def _alone(net: Net, problem: Problem, params: Params, data: FederatedData, rows: Rows, step: int) -> Values:
+def measured(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """Return what a metric says of a client's samples: a number, or the mean of one for each sample."""
+    with users_code(f"metrics[{name!r}]: failed on {len(targets)} samples"):
+        value = metric(outputs, targets)
+        found = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if found.ndim and found.shape != targets.shape[:1]:
+        raise BadInput(
+            f"metrics[{name!r}]: returned shape {list(found.shape)} for {len(targets)} samples; return one number, or "
+            f"one for each sample"
+        )
+    return float(found.to(torch.float64).mean())
+
+
+def _alone(trial: _Trial, params: Params, data: FederatedData, rows: Rows, step: int) -> Values:
     """Try one model on rows, so many at a time."""
-    found = _empty(problem, len(rows))
-    trial = _trial(net, problem)
+    parts = [np.zeros((2, 0))] if not len(rows) else []
     for start in range(0, len(rows), step):
         x, y = data.samples(rows[start : start + step])
         every = torch.ones(len(x), dtype=torch.bool, device=data.device)
-        found[:, start : start + step] = _numbers(trial(params, x, y, every))
-    return found
-
-
-def _empty(problem: Problem, samples: int) -> Values:
-    """Return room for hits and losses of samples, and for wrong words and words where targets are words."""
-    return np.zeros((2 if problem.edits is None else 4, samples))
+        parts.append(_numbers(trial(params, x, y, every)))
+    return np.concatenate(parts, axis=1)
 
 
 def _similar(sizes: Rows, most: int) -> Iterator[Rows]:

@@ -1,7 +1,8 @@
 """Numbers over clients: what a table shows of per-client accuracies."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,7 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 class Summary:
     """Accuracy over clients: unweighted mean, mean weighted by samples, spread, quantiles, the worst decile's mean.
 
-    Of word error rates the means, weighted by samples or not, where there are any. These are the names that metrics
-    have everywhere; `facts` leaves out those that there are none of.
+    Of further metrics the means by name, weighted by samples or not. These are the names that metrics have everywhere.
     """
 
     accuracy: float
@@ -26,15 +26,16 @@ class Summary:
     quantiles: dict[str, float]
     loss: float
     count: int
-    word_error: float | None = None
-    word_error_weighted: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """Return what is known by name."""
-        return {key: value for key, value in vars(self).items() if value is not None}
+        return {key: value for key, value in vars(self).items() if key != "metrics"} | self.metrics
 
 
-def summarize(accuracy: Values, loss: Values, samples: NDArray[np.int64], word_error: Values | None = None) -> Summary:
+def summarize(
+    accuracy: Values, loss: Values, samples: NDArray[np.int64], metrics: Mapping[str, Values] | None = None
+) -> Summary:
     """Summarise clients that have samples; all is NaN when none has. std is that of the population of clients.
 
     The worst decile are the worst ⌈n/10⌉ of n clients.
@@ -53,9 +54,20 @@ def summarize(accuracy: Values, loss: Values, samples: NDArray[np.int64], word_e
         quantiles={f"{q:.2f}": float(np.quantile(accuracy, q)) for q in QUANTILES},
         loss=float(loss.mean()),
         count=len(accuracy),
-        word_error=None if word_error is None else float(word_error[has].mean()),
-        word_error_weighted=None if word_error is None else float(np.average(word_error[has], weights=samples)),
+        metrics=_means(metrics or {}, has, samples),
     )
+
+
+def _means(metrics: Mapping[str, Values], has: NDArray[np.bool_], samples: NDArray[np.int64]) -> dict[str, float]:
+    """Return the means over clients that have each metric, NAME, and the same weighted by samples, NAME_weighted."""
+    found = {}
+    for name, values in metrics.items():
+        own = values[has]
+        finite = np.isfinite(own)
+        if finite.any():
+            found[name] = float(own[finite].mean())
+            found[f"{name}_weighted"] = float(np.average(own[finite], weights=samples[finite]))
+    return found
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from personafl.core import wire
 from personafl.core.net import Net
 from personafl.core.reading import AS_FOUND
 from personafl.core.split import listed
+from personafl.core.tasks import task_named
 from personafl.models.modelfile import Card, Part, bits_of, network_text
 from personafl.models.network import Network, SharedNetwork
 from personafl.recipe.recipe import Recipe
@@ -62,6 +63,7 @@ def facts_of(
         "vocabulary": shape.vocabulary,
         "reading": None if data.reading == AS_FOUND else data.reading.model_dump_json(exclude_defaults=True),
         "moments": None if data.moments is None else data.moments.model_dump_json(),
+        "scale": None if data.scale is None else data.scale.model_dump_json(),
         "model": model,
         "client": whose,
         "parameters": wire.parameters(parts),
@@ -107,7 +109,8 @@ def _facts(card: Card, files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     yield "", ""
     yield "Method", _plain(card.method)
     yield "Network", _plain(card.network.name or "the user's own")
-    yield "Task", f"{card.task}, {card.classes} classes"
+    kind = {"regression": "targets", "multilabel": "labels"}.get(card.task, "classes")
+    yield "Task", f"{card.task}, {card.classes} {kind}"
     if card.reading.classes is not None:
         yield "Classes", _plain(listed(card.reading.classes))
     if card.reading.features is not None:
@@ -125,9 +128,10 @@ def _facts(card: Card, files: Iterable[Path]) -> Iterator[tuple[str, str]]:
 def _accuracy(card: Card) -> Iterator[str]:
     if not card.accuracies:
         return
-    yield "## Accuracy"
+    score = {"r2": "R²", "f1": "F1"}.get(task_named(card.task).score, "Accuracy")
+    yield f"## {score}"
     yield "Means over clients that took part, on their test data." if card.client is None else "On its test data."
-    rows = [("Model", "Accuracy")]
+    rows = [("Model", score)]
     for key, name in (_NAMES | _LOCAL).items():
         if key in card.accuracies:
             this = f"**{name} (this one)**" if key == card.model else name

@@ -84,7 +84,8 @@ class Finished:
 
     def network(self, net: Net, parts: tuple[Part, ...], *, dense: bool = False) -> nn.Module:
         """Return the network of a model, for inputs as they are."""
-        return assembled(net, parts, self.inputs(1), self.origin.learners.data.moments, dense)
+        data = self.origin.learners.data
+        return assembled(net, parts, self.inputs(1), data.moments, dense, data.scale)
 
 
 def _recipe(run: Path) -> Recipe:

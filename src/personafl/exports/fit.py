@@ -27,8 +27,8 @@ from personafl.options import explain
 from personafl.recipe.method import MethodSection
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import apply_overrides
+from personafl.runs.abilities import methods_that
 from personafl.runs.build import prepare
-from personafl.runs.profiles import methods_that
 from personafl.simulate.federation import Federation
 
 BITS: tuple[int | None, ...] = (None, 8, 4, 3, 2, 1)  # None: full precision

@@ -80,16 +80,3 @@ class _CrossEntropy(torch.autograd.Function):
         if share.is_cuda:  # adding at places sorts them first there, so that it repeats
             return torch.where(own == torch.arange(share.shape[-1], device=own.device), share - gradient, share), None
         return share.scatter_add_(-1, own, -gradient), None
-
-
-def word_edits(outputs: Tensor, targets: Tensor, space: int | None = None) -> Tensor:
-    """Return what `core.losses.word_edits` does; the host compares words, which it cannot under vmap."""
-    stack, counted = stack_around(), definition(losses.word_edits)
-    if stack is None:
-        return counted(outputs, targets, space)
-
-    def counted_beneath(said: Tensor, meant: Tensor) -> Tensor:
-        both = counted(said.flatten(0, 1), meant.flatten(0, 1), space)  # [2, clients · batch]
-        return both.reshape(2, stack.clients, -1).movedim(1, 0)
-
-    return stack.call(counted_beneath, outputs, targets)

@@ -20,7 +20,6 @@ FASTER: seam.Table = {
     losses.mean_of_real: stacked_losses.mean_of_real,
     losses.divergence: stacked_losses.divergence,
     losses.cross_entropy: stacked_losses.cross_entropy,
-    losses.word_edits: stacked_losses.word_edits,
     algorithm.weighted_sum: sums.weighted_sum,
 }
 

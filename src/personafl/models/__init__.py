@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from personafl.core.losses import ctc_frames
 from personafl.core.net import Net
 from personafl.core.split import Split
 from personafl.data.federated import FederatedData
@@ -174,9 +173,12 @@ def _tried(make: Source, network: Network, data: FederatedData) -> Net:
         net = Net(make, network.buffers)
     shape = list(net.probe(data.x[:2]).shape)
     try_stacked(net, data.x[:2])
-    needs = [*data.y[:2].shape, data.classes]
-    wanted, classes = str(needs), f"{data.classes} classes"
+    needs = [*data.y[:2].shape, data.classes] if data.shape.whole else list(data.y[:2].shape)
+    kind = {"regression": "targets", "multilabel": "labels"}.get(data.task, "classes")
+    wanted, classes = str(needs), f"{data.classes} {kind}"
     if data.task == "ctc":  # as many frames as the model likes, if every target can be aligned with them
+        from personafl.core.ctc import ctc_frames
+
         least = int(ctc_frames(data.y).max())
         wanted, classes = f"[{needs[0]}, frames, {needs[2]}]", f"{classes}, at least {least} frames"
         needs[1] = max([least, *shape[1:2]])

@@ -69,6 +69,7 @@ class Card(DataShape):
     target_shape: Json[tuple[Positive, ...]]
     reading: Json[Reading] = AS_FOUND  # how its data were read, and the names of classes
     moments: Json[Moments] | None = None  # by which its network normalises inputs; None: it does not
+    scale: Json[Moments] | None = None  # of a regression's targets, whose units its network answers in
     parameters: int  # numbers that are stored
     parameters_dense: int
     bytes_packed: int  # of the tensors in a file of their own
@@ -133,7 +134,8 @@ def load_model(path: str | Path, *, module: nn.Module | None = None, dense: bool
     card = card_of(path)
     shape = blank(card)
     net = _net(path, card, shape, module)
-    return assembled(net, _parts(path, path.read_bytes(), net), shape.x[:1], card.moments, dense)
+    parts = _parts(path, path.read_bytes(), net)
+    return assembled(net, parts, shape.x[:1], card.moments, dense, card.scale)
 
 
 def compacted(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -152,31 +154,42 @@ def compacted(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 class Normalized(nn.Module):
-    """x ↦ network((x − mean) / std), per channel or feature: a network for inputs in the units of the data."""
+    """x ↦ network((x − mean) / std), per channel or feature: a network for inputs in the units of the data.
 
-    def __init__(self, network: nn.Module, moments: Moments) -> None:
+    With a `scale` its outputs o become std·o + mean: numbers in the units of a regression's targets.
+    """
+
+    def __init__(self, network: nn.Module, moments: Moments | None, scale: Moments | None = None) -> None:
         super().__init__()
-        self.network, self.moments = network, moments
+        self.network, self.moments, self.scale = network, moments, scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the network's scores."""
-        scores: Tensor = self.network(normalized(x, self.moments))
-        return scores
+        """Return the network's scores, or numbers."""
+        scores: Tensor = self.network(x if self.moments is None else normalized(x, self.moments))
+        if self.scale is None:
+            return scores
+        mean, std = (torch.tensor(values, dtype=scores.dtype) for values in (self.scale.mean, self.scale.std))
+        return scores * std.to(scores.device) + mean.to(scores.device)
 
 
 def assembled(
-    net: Net, parts: Sequence[Part], example: Tensor, moments: Moments | None, dense: bool = False
+    net: Net,
+    parts: Sequence[Part],
+    example: Tensor,
+    moments: Moments | None,
+    dense: bool = False,
+    scale: Moments | None = None,
 ) -> nn.Module:
     """Return the network with the sum of the parts as its weights; low-rank layers in two, where there is no sum.
 
-    With `moments` it normalises its inputs.
+    With `moments` it normalises its inputs, with a `scale` it answers in the units of targets.
     """
     total = summed(parts)
     kind = next(iter(total.values())).dtype
     module = net.module().cpu().to(kind).eval()
     weights = total if dense else total | low_rank(parts)
     module = factorize(module, weights, example.to(kind) if example.is_floating_point() else example)
-    return module if moments is None else Normalized(module, moments).eval()
+    return module if moments is None and scale is None else Normalized(module, moments, scale).eval()
 
 
 def low_rank(parts: Sequence[Part]) -> dict[str, wire.Factored]:

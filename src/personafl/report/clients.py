@@ -8,6 +8,7 @@ import numpy as np
 
 from personafl.report.gains import last_model
 from personafl.report.load import Run
+from personafl.report.measure import score_word
 from personafl.report.table import MODELS
 
 LINES = 6000  # of all runs together
@@ -24,9 +25,11 @@ def client_table(runs: Sequence[Run]) -> dict[str, Any] | None:
     extra = [key for key in ("device", "server") if any(key in run.result.columns for run in finished if run.result)]
     keys = ["method", "name", "seed", *models, "change", "train", "test", "clients", *extra]
     lines = [line for run in finished for line in _lines(run, keys, LINES // len(finished))]
+    word = score_word(row for run in finished for row in run.rows)
     return {
         "columns": [{"key": key, "title": (TEXTS | COUNTS).get(key, key), "number": key not in TEXTS} for key in keys],
         "lines": lines,
+        "score": word[0].upper() + word[1:],
         "all": sum(len(run.result.columns["client"]) for run in finished if run.result),
     }
 

@@ -7,6 +7,7 @@ from personafl.report.chart import Chart, Series
 from personafl.report.curves import by_label
 from personafl.report.figure import Choice, Figure, View, in_two_widths
 from personafl.report.load import Run, Values
+from personafl.report.measure import score_word
 from personafl.report.table import last_models
 
 AXES = {
@@ -25,6 +26,8 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
     if len(rows) < 2:
         return []
     views = []
+    word = score_word(tests)
+    called = word[0].upper() + word[1:]
     for axis, (_, title) in AXES.items():
         series = [
             _point(label, own, axis, style)
@@ -36,16 +39,16 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
         if series and max(costs) > 1.02 * min(costs):  # else it says nothing
             log = min(costs) > 0 and max(costs) > 10 * min(costs)
             about = "; ".join(f"{one.label}: {one.y[0]:.1f} % at {one.x[0]:,.4g}" for one in series)
-            chart = Chart(title="", x_title=title, y_title="test accuracy, %", series=series, log_x=log)
+            chart = Chart(title="", x_title=title, y_title=f"test {word}, %", series=series, log_x=log)
             views.append(
-                View(chosen={"axis": axis}, picture=in_two_widths(chart, f"Accuracy against {title}. {about}"))
+                View(chosen={"axis": axis}, picture=in_two_widths(chart, f"{called} against {title}. {about}"))
             )
     if not views:
         return []
     words = {axis: called for axis, (called, _) in AXES.items()}
     return [
         Figure(
-            title="Accuracy and its costs",
+            title=f"{called} and its costs",
             caption="Up and to the left is better. The last personal model of each method, or the global one if it has "
             "none; seen clients, means over seeds and ± their standard deviation.",
             views=views,

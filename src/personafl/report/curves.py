@@ -12,6 +12,7 @@ from markupsafe import Markup
 from personafl.report.chart import Chart, Series
 from personafl.report.figure import Choice, Figure, View, in_two_widths
 from personafl.report.load import Run
+from personafl.report.measure import score_word
 from personafl.report.table import last_models
 
 AXES = {"round": "round", "seconds": "seconds of training", "bytes": "MB sent, up and down", "time": "virtual time"}
@@ -49,6 +50,7 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     measures |= {"train": partial(_last, split="train"), "loss": _loss}
     styles = {label: place for place, label in enumerate(by_label(runs))}
     views: list[View] = []
+    word = score_word(row for run in runs for row in run.rows)
     for measure, values in measures.items():
         curves = {
             label: curve
@@ -56,7 +58,7 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
             for curve in [joined([(run, values(run)) for run in ready(own)])]
             if len(curve.mean) > 1
         }
-        y_title = {"loss": "training loss", "train": "training accuracy, %"}.get(measure, "test accuracy, %")
+        y_title = {"loss": "training loss", "train": f"training {word}, %"}.get(measure, f"test {word}, %")
         views += [
             View(chosen={"measure": measure, "axis": axis}, picture=picture)
             for axis, picture in _pictures(curves, y_title, styles)
@@ -67,8 +69,9 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     bands = ", bands ± their standard deviation" if len(styles) <= BANDS else ""
     spread = f" Lines are means over seeds{bands}." if len({run.seed for run in runs}) > 1 else ""
     made = " A personal model that only fine-tuning makes is the last point of its line." if _made_last(runs) else ""
-    caption = f"Accuracy is the mean over seen clients on their test data; loss is that of training.{spread}{made}"
-    return [Figure(title="Accuracy and loss", caption=caption, views=views, choices=choices)]
+    called = word[0].upper() + word[1:]
+    caption = f"{called} is the mean over seen clients on their test data; loss is that of training.{spread}{made}"
+    return [Figure(title=f"{called} and loss", caption=caption, views=views, choices=choices)]
 
 
 def _made_last(runs: Sequence[Run]) -> bool:

@@ -14,6 +14,7 @@ from personafl.report.chart import Chart, Series
 from personafl.report.curves import by_label
 from personafl.report.figure import Choice, Figure, View, both, panels
 from personafl.report.load import Run
+from personafl.report.measure import score_word
 from personafl.report.spread import Box, Violin, boxes, violins
 from personafl.report.table import last_models, percent
 
@@ -89,7 +90,10 @@ def gain_figures(runs: Sequence[Run]) -> list[Figure]:
         return []
     words = {"last": "personal model", "chosen": "chosen model", "train": "personal model, on its training data"}
     choice = Choice(name="model", title="model", options=tuple((kind, words[kind]) for kind in models))
-    return [_scatter(known, choice, finished), _changes(known, choice)]
+    return [
+        _scatter(known, choice, finished),
+        _changes(known, choice, score_word(row for run in runs for row in run.rows)),
+    ]
 
 
 def _members(run: Run, kind: str) -> list[Client]:
@@ -118,9 +122,10 @@ def _scatter(known: Known, choice: Choice, runs: Sequence[Run]) -> Figure:
     alike = f" All of them have {sizes.pop():,} training samples." if len(sizes) == 1 else ""
     largest = max(len(members) for part in known.values() for members in part.values())
     cut = f" Of each method {most} of {largest:,} are drawn, evenly spaced by change." if largest > most else ""
+    score = score_word(row for run in runs for row in run.rows)
     return Figure(
         title="Clients with their own model and with the global one",
-        caption="A point is a seen client of a seed, a larger one several, by the test accuracy (or as chosen, that on "
+        caption=f"A point is a seen client of a seed, a larger one several, by the test {score} (or as chosen, that on "
         "training data) of its own model and of the method's global model. Above the dashed line its own model is "
         f"better.{alike}{cut}",
         views=views,
@@ -186,7 +191,7 @@ def _spaced(members: Sequence[Client], most: int) -> list[Client]:
     return [order[place] for place in places.tolist()]
 
 
-def _changes(known: Known, choice: Choice) -> Figure:
+def _changes(known: Known, choice: Choice, score: str) -> Figure:
     views = []
     for model, words in choice.options:
         rows = [
@@ -194,11 +199,11 @@ def _changes(known: Known, choice: Choice) -> Figure:
             for label, members in known[model].items()
         ]
         medians = "; ".join(f"{row.label}: median {statistics.median(row.values):+.1f}" for row in rows)
-        about = f"Change of accuracy by the {words}, points. {medians}"
-        title = f"{words} − global model, points of accuracy"
+        about = f"Change of {score} by the {words}, points. {medians}"
+        title = f"{words} − global model, points of {score}"
         views.append(View(chosen={"model": model}, picture=both(partial(violins, rows, title, about))))
     return Figure(
-        title="How much accuracy changes",
+        title=f"How much {score} changes",
         caption="Left of the line clients are worse off with a model of their own. A dot is a client of a seed (of "
         "many, some are drawn); squares are those that are hurt; the upright stroke is the median.",
         views=views,
@@ -213,7 +218,7 @@ def spread_figures(runs: Sequence[Run]) -> list[Figure]:
         rows = list(_boxes(runs, model))
         if rows:
             about = "; ".join(f"{row.label}: mean {row.mean:.1f} %, worst decile {row.worst:.1f} %" for row in rows)
-            title = f"test accuracy of {WORDS[model]}, %"
+            title = f"test {score_word(row for run in runs for row in run.rows)} of {WORDS[model]}, %"
             views.append(View(chosen={"model": model}, picture=both(partial(boxes, rows, title, about))))
     if not views:
         return []

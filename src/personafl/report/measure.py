@@ -1,7 +1,9 @@
 """How a score is called and written, in one place: the sentence, differences and groups ask for nothing else."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,20 @@ class Measure:
 
 
 ACCURACY = Measure(key="accuracy", title="accuracy in %", unit="points", scale=100.0)
+
+
+_WORDS = {"accuracy": "accuracy", "r2": "R²", "f1": "F1"}
+
+
+def score_word(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return what the score of rows is called: accuracy, or what a task without classes has in its place."""
+    return _WORDS[next((row["score"] for row in rows if "score" in row), "accuracy")]
+
+
+def metric_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the further metrics that rows have, each with its weighted mean."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [key for key in keys if f"{key}_weighted" in keys and key not in ("accuracy", "word_error")]
 
 
 def share(part: float) -> str:

@@ -3,6 +3,7 @@
 The command line and the page show the same one.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+
+from personafl.report.measure import metric_names, score_word
 
 Row = dict[str, Any]  # of a result
 MODELS = ("global", "personal", "tuned", "chosen")
@@ -51,11 +54,12 @@ def groups(rows: Sequence[Row], split: str = "test") -> Iterator[tuple[str, list
 
 
 def heading(rows: Sequence[Row], clients: str, split: str = "test") -> str:
-    """Return what a table is about: whose accuracy, on what, over which seeds."""
+    """Return what a table is about: whose score, on what, over which seeds."""
     seeds = sorted({row["seed"] for row in rows})
     several = f"mean ± std over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     data = "training" if split == "train" else split
-    return f"Accuracy in % · {rows[0]['count']} {clients} clients · {data} data · {several}"
+    score = score_word(rows)
+    return f"{score[0].upper()}{score[1:]} in % · {rows[0]['count']} {clients} clients · {data} data · {several}"
 
 
 def titled(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -75,7 +79,7 @@ def titles(rows: Sequence[Row]) -> list[str]:
     models = models_of(rows)
     hurt = [] if not _any_hurt(rows) else ["hurt", "hurt\nafter"] if "chosen" in models else ["hurt"]
     timed = ["virtual\ntime"] if _timed(rows) else []
-    spoken = ["WER"] if has_words(rows) else []
+    spoken = [*(["WER"] if has_words(rows) else []), *metric_names(rows)]
     sizes = ["size\nkB"] if _sized(rows) else []
     return ["method", *models, "worst\n10%", *spoken, *hurt, *sizes, "MB\nup", "MB\ndown", *timed, "sec"]
 
@@ -85,7 +89,7 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
     models, hurt, timed = models_of(rows), _any_hurt(rows), _timed(rows)
     names = list(dict.fromkeys(row["method"] for row in rows))
     own = {(name, m): [r for r in rows if r["method"] == name and r["model"] == m] for name in names for m in models}
-    top = {m: max(mean(own[name, m], "accuracy", -1.0) for name in names) for m in models}
+    top = {m: max(mean(own[name, m], "accuracy", -math.inf) for name in names) for m in models}
     for name in names:
         last = last_models([row for row in rows if row["method"] == name])
         cells = [
@@ -93,6 +97,7 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             *(percent(own[name, m], "accuracy", joint) for m in models),
             percent(last, "worst_decile", joint),
             *([percent(last, "word_error", joint)] if has_words(rows) else []),
+            *(plain(last, key, joint) for key in metric_names(rows)),
             *([percent(last, "share_hurt", joint)] if hurt else []),
             *([percent(own[name, "chosen"], "share_hurt", joint)] if hurt and "chosen" in models else []),
             *([amount(mean(last, "bytes_stored", 0.0) / 1e3)] if _sized(rows) else []),
@@ -100,7 +105,7 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             *([amount(mean(last, "time", 0.0)) if "time" in last[0] else "–"] if timed else []),
             amount(mean(last, "seconds", 0.0)),
         ]
-        best = [at for at, m in enumerate(models, 1) if mean(own[name, m], "accuracy", -2.0) == top[m]]
+        best = [at for at, m in enumerate(models, 1) if own[name, m] and mean(own[name, m], "accuracy", 0.0) == top[m]]
         yield Line(name, tuple(cells), frozenset(best if len(names) > 1 else ()))
 
 
@@ -122,9 +127,11 @@ def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
     if "chosen" in models:
         found.append(("chosen", "global, personal or between, by the validation data of the client and of all clients"))
     about = " (with the last personal model, if any)" if {"global", "personal"} <= models else ""
-    found.append(("worst 10%", f"mean accuracy of the worst decile of clients{about}"))
+    found.append(("worst 10%", f"mean {score_word(rows)} of the worst decile of clients{about}"))
     if has_words(rows):
         found.append(("WER", f"word error rate in %: edits of whole words per word{about}"))
+    if names := metric_names(rows):
+        found.append((", ".join(names), f"means over clients, in their own units{about}"))
     if _any_hurt(rows):
         after = "; after: with the chosen model" if "chosen" in models else ""
         found.append(("hurt", f"% of clients whose personal model is worse than the global one{after}"))
@@ -147,6 +154,15 @@ def percent(rows: Sequence[Row], key: str, joint: str | None = None) -> str:
         return "–"
     spread = f"{joint}{statistics.stdev(values):.1f}" if joint and len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}"
+
+
+def plain(rows: Sequence[Row], key: str, joint: str) -> str:
+    """Return the mean of a metric in its own units, and the standard deviation over seeds."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    if not values:
+        return "–"
+    spread = f"{joint}{statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4g}{spread}"
 
 
 def amount(value: float) -> str:

@@ -32,7 +32,7 @@ class Alarms:
     def __init__(self, data: FederatedData, split: bool, rounds: int, past: Iterable[Mapping[str, Any]]) -> None:
         self._data, self._rounds = data, rounds
         self._models = ("personal", "tuned") if split else ("global", "personal", "tuned")
-        self._guess = math.log(data.classes) if data.task != "ctc" and data.classes > 1 else math.inf
+        self._guess = _guessing(data)
         self._losses: list[float] = []
         self._said: set[str] = set()
         for entry in past:
@@ -90,6 +90,8 @@ class Alarms:
     def _at_chance(self, number: int, model: str, scores: Scores, clients: Clients, split: Split) -> Iterator[Alarm]:
         """No better, on average over clients, than the one label that is best for all of them."""
         data, rows = self._data, self._data.rows(split)
+        if data.task == "regression" and len(clients) and np.mean(scores.accuracy[scores.samples > 0]) <= 0:
+            yield f"{model} chance", f"{_when(number)} the {model} model is no better than the mean target; {_LEARN}"
         if data.task != "classification" or data.classes < 2 or not len(clients):
             return
         sizes = rows.sizes_of(clients)
@@ -100,6 +102,13 @@ class Alarms:
         if accuracy <= chance:
             both = f"{100 * accuracy:.1f}% right, where one answer for all is {100 * chance:.1f}%"
             yield f"{model} chance", f"{_when(number)} the {model} model is at chance level: {both}; {_LEARN}"
+
+
+def _guessing(data: FederatedData) -> float:
+    """Return the loss of a model that knows nothing; ∞ where that is not known."""
+    if data.task in ("regression", "multilabel"):  # the mean of standardised targets; each label with probability ½
+        return 1 / 8 if data.task == "regression" else math.log(2)
+    return math.log(data.classes) if data.task != "ctc" and data.classes > 1 else math.inf
 
 
 def _when(number: int) -> str:

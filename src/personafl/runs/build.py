@@ -54,7 +54,7 @@ def prepare(
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
     who = make_learners(recipe, algorithm, data, kinds, device, dtype, model, make)
-    start = make_start(recipe, who.problems[0].net, data.moments)
+    start = make_start(recipe, who.problems[0].net, data.moments, data.scale)
     federation = Federation(
         algorithm=algorithm,
         data=who.data,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from personafl import __version__
+from personafl.core.tasks import task_named
 from personafl.data.advice import inputs_line
 from personafl.data.describe import sketch
 from personafl.data.federated import FederatedData
@@ -61,6 +62,8 @@ class Job:
             "notes": self.notes,
             "inputs": inputs_line(data, self.recipe.data),
             "normalize": None if data.moments is None else data.moments.model_dump(),
+            "scale": None if data.scale is None else data.scale.model_dump(),
+            "score": task_named(data.task).score,
             "samples": {name: data.rows(name).sizes.tolist() for name in ("train", "validation", "test")},
             "picture": sketch(data),
         }

@@ -11,8 +11,8 @@ from personafl.data.federated import FederatedData
 from personafl.models import make_net_and_split
 from personafl.recipe.engine import EngineSection
 from personafl.recipe.recipe import Recipe
+from personafl.runs.abilities import check_method
 from personafl.runs.problems import Maker, make_problems
-from personafl.runs.profiles import check_method
 from personafl.simulate.engine import Engine
 from personafl.simulate.hardware import keep_freed_memory, named_device, placed, set_arithmetic
 from personafl.simulate.trainer import Learners

@@ -1,17 +1,17 @@
 """What the clients of a run solve: the networks that its recipe names."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.losses import TASKS
+from personafl.core.losses import Loss, Metric
 from personafl.core.net import Net
 from personafl.core.split import Split
-from personafl.data.federated import SPACE_NAME, FederatedData
+from personafl.core.tasks import Weighted, task_named
+from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.models import make_net
 from personafl.models.adapters import is_adapter
@@ -29,12 +29,24 @@ def make_problems(
     make: Maker,
     device: torch.device,
     dtype: torch.dtype,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> tuple[Problem, ...]:
-    """Return the problem of each device profile, or the one of all; `model` replaces the recipe's network."""
+    """Return the problem of each device profile, or the one of all.
+
+    `model` replaces the recipe's network, `loss` the task's, and `metrics` are scored beside its own.
+    """
     net, split = _shared(recipe, algorithm, data, model, make)
-    task = TASKS[data.task]
-    edits = None if task.edits is None else functools.partial(task.edits, space=data.label_number(SPACE_NAME))
-    shared = Problem(net.to(device, dtype), task.loss, split=split, correct=task.correct, edits=edits, data=data.shape)
+    task = task_named(data.task)
+    shared = Problem(
+        net.to(device, dtype),
+        loss or _weighted(recipe, data, task.loss, device, dtype),
+        split=split,
+        correct=task.correct,
+        divergence=task.divergence,
+        metrics=(*_metrics(data), *(metrics or {}).items()),
+        data=data.shape,
+    )
     if not recipe.devices:
         return (shared,)
     made = []
@@ -48,6 +60,34 @@ def make_problems(
         local = None if own is net else own
         problems.append(dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty))
     return tuple(problems)
+
+
+def _metrics(data: FederatedData) -> tuple[tuple[str, Metric], ...]:
+    """Return what a task measures beside its score."""
+    if data.task in ("classification", "next-token"):
+        return ()
+    from personafl.evaluate.metrics import metrics_of  # here, for most devices have classes
+
+    return metrics_of(data)
+
+
+def _weighted(recipe: Recipe, data: FederatedData, loss: Loss, device: torch.device, dtype: torch.dtype) -> Loss:
+    """Return a task's loss with the weights of classes that a recipe has."""
+    given = recipe.training.class_weights
+    if given is None:
+        return loss
+    if data.task != "classification":
+        raise BadInput(f"training.class_weights: is for classes, and the task of {data.name} is {data.task}; remove it")
+    if given == "balanced":
+        counts = torch.from_numpy(data.counts("train")[data.seen].sum(axis=0)).to(torch.float64)
+        weights = torch.where(counts > 0, counts.sum() / (counts * (counts > 0).sum()).clamp(min=1), 1.0)
+    elif len(given) != data.classes:
+        raise BadInput(
+            f"training.class_weights: has {len(given)} numbers, and {data.name} {data.classes} classes; give one each"
+        )
+    else:
+        weights = torch.tensor(given, dtype=torch.float64)
+    return Weighted(loss, weights.to(device, dtype))
 
 
 def shared_network(recipe: Recipe, algorithm: Algorithm, data: FederatedData) -> SharedNetwork:

@@ -49,7 +49,7 @@ def record_scores(run: Run, number: int, time: float | None) -> float:
     for clients, scored in score_all(run, final=False).items():
         run.warn(number, run.alarms.scored(number, _some(run.job.federation.data.seen, run.job.recipe), scored.scores))
         for (model, split), scores in sorted(scored.scores.items()):
-            summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.word_error)
+            summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.metrics)
             whose = {"clients": clients, "model": model, "split": split}
             run.record({"event": "score", **_when(number, time), **summary.facts(), **whose})
             accuracy = accuracy if split == "train" else summary.accuracy  # "global" sorts before "personal"

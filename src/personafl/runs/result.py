@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.core.tasks import task_named
 from personafl.evaluate.choice import choose, evidence_of
 from personafl.evaluate.score import Scores, picked
 from personafl.evaluate.summary import hurt, summarize
@@ -103,10 +104,12 @@ def make_result(
 ) -> Result:
     """Summarise the final scores of each group of clients."""
     groups = {clients: _with_choice(part, recipe.evaluation.caution) for clients, part in scored.items()}
+    score = task_named(federation.data.task).score
+    named = {} if score == "accuracy" else {"score": score}
     rows = []
     for clients, scores_of in groups.items():
         for (model, split), scores in sorted(scores_of.items()):
-            summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.word_error)
+            summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.metrics)
             if not summary.count:
                 continue
             size = sizes[clients]["personal" if model == "chosen" else model]  # a blend takes as much room
@@ -120,6 +123,7 @@ def make_result(
                     "clients": clients,
                     "split": split,
                     **summary.facts(),
+                    **named,
                     "share_hurt": worse.share if worse else None,
                     "share_hurt_low": worse.low if worse else None,
                     "share_hurt_high": worse.high if worse else None,

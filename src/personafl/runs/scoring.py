@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -170,11 +170,20 @@ def _in_order(clients: Clients, pieces: list[tuple[Clients, T]]) -> T:
     """Join what groups of clients have, in the order of `clients`; those in no group count no samples."""
     rows = _places(clients, np.concatenate([members for members, _ in pieces]))
     kind = type(pieces[0][1])
-    columns = {}
+    columns: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
-        if getattr(pieces[0][1], field.name) is None:
-            continue
-        values = np.concatenate([getattr(part, field.name) for _, part in pieces])
-        columns[field.name] = np.full(len(clients), np.nan if values.dtype.kind == "f" else 0, dtype=values.dtype)
-        columns[field.name][rows] = values
+        parts = [getattr(part, field.name) for _, part in pieces]
+        if isinstance(parts[0], Mapping):
+            names = dict.fromkeys(parts[0])
+            columns[field.name] = {name: _joined([part[name] for part in parts], rows, len(clients)) for name in names}
+        else:
+            columns[field.name] = _joined(parts, rows, len(clients))
     return kind(**columns)
+
+
+def _joined(parts: list[NDArray[Any]], rows: Clients, clients: int) -> NDArray[Any]:
+    """Put values of groups of clients in their places; elsewhere are NaN, or 0 where they are counts."""
+    values = np.concatenate(parts)
+    column = np.full(clients, np.nan if values.dtype.kind == "f" else 0, dtype=values.dtype)
+    column[rows] = values
+    return column

@@ -18,10 +18,11 @@ START_FILE = "global.safetensors"  # of a run directory: the shared model that c
 def settled(recipe: Recipe) -> Recipe:
     """Return a recipe as a command takes it: anchored, and with inputs as its start saw them unless it says how."""
     recipe = recipe.anchored()
-    if recipe.start is None or recipe.data.normalize != "auto":
+    if recipe.start is None:
         return recipe
-    data = recipe.data.model_copy(update={"normalize": inputs_of(Path(recipe.start))})
-    return recipe.model_copy(update={"data": data})
+    known = {"normalize": inputs_of(Path(recipe.start)), "scale": targets_of(Path(recipe.start)) or "auto"}
+    found = {key: value for key, value in known.items() if getattr(recipe.data, key) == "auto"}
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=found)})
 
 
 def inputs_of(run: Path) -> Moments | Literal["auto", "none"]:
@@ -31,7 +32,14 @@ def inputs_of(run: Path) -> Moments | Literal["auto", "none"]:
     return "none" if found is None else Moments(**found) if isinstance(found, dict) else "auto"
 
 
-def make_start(recipe: Recipe, net: Net, moments: Moments | None) -> Params:
+def targets_of(run: Path) -> Moments | None:
+    """Return by what a regression's targets were standardised; None: it was none, or its directory does not say."""
+    file = run / "split.json"
+    found = read_json(file).get("scale") if file.exists() else None
+    return None if found is None else Moments(**found)
+
+
+def make_start(recipe: Recipe, net: Net, moments: Moments | None, scale: Moments | None) -> Params:
     """Return the weights of the shared network that the run starts from; its inputs are standardised by `moments`."""
     fresh = net.init(rng.generator(recipe.seed, "start"))
     if recipe.start is None:
@@ -41,6 +49,8 @@ def make_start(recipe: Recipe, net: Net, moments: Moments | None) -> Params:
     if (before := inputs_of(run)) not in ("auto", moments or "none"):
         how = "as they are" if before == "none" else "standardised by other numbers"
         raise BadInput(f"start: the model of {run} saw inputs {how}; leave data.normalize out, then it is as there")
+    if targets_of(run) not in (None, scale):
+        raise BadInput(f"start: the model of {run} has targets of another scale; leave data.scale out")
     return start
 
 

@@ -1,5 +1,7 @@
 """What an algorithm is tried on: five clients of unequal size with real digits, a small network, float64."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import tempfile
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from personafl.core.batches import Batches, Data
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.split import Split
+from personafl.core.tasks import task_named
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import FederatedData, Ragged, make_federated
 from personafl.simulate.engine import Engine, Strategy, gather
@@ -71,6 +74,26 @@ class Case:
             weights="examples",
             dtype=torch.float64,
         )
+
+    def with_task(self, task: Literal["regression", "multilabel"]) -> Case:
+        """Return the same inputs with other targets: how large and how odd a digit is, and which of ten it is."""
+        y = self.data.y
+        numbers = torch.stack([(y - 4.5) / 3, y % 2 - 0.5], 1) if task == "regression" else None
+        y = torch.nn.functional.one_hot(y, 10).double() if numbers is None else numbers.double()
+        data = dataclasses.replace(self.data, y=y, classes=y.shape[1], task=task)
+        kind, classes = task_named(task), data.classes
+        net = Net(
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 4), nn.Linear(4, classes))
+        )
+        problem = Problem(
+            net.to(torch.device("cpu"), torch.float64),
+            kind.loss,
+            split=Split(("4.*",)),
+            correct=kind.correct,
+            divergence=kind.divergence,
+            data=data.shape,
+        )
+        return Case(self.algorithm, problem, data)
 
     @contextmanager
     def simulation(self, strategy: Strategy = "stacked", chunk: int = 8) -> Iterator[Simulation]:

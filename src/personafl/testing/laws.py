@@ -25,6 +25,7 @@ from personafl.core.net import Net
 from personafl.core.tree import Tree
 from personafl.errors import BadInput
 from personafl.simulate.cloud import mixed
+from personafl.simulate.engine import Strategy
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 from personafl.testing.case import SIZES, TOLERANCE, Case, close, everything, make_case, padded
@@ -241,6 +242,38 @@ def devices_get_what_is_declared(case: Case) -> None:
         assert fewest <= 2**bits, f"no weight of its own model has {bits} bits: all have {fewest} values and more"
 
 
+def other_targets_are_learned_or_refused(case: Case) -> None:
+    """Numbers and sets of labels train as classes do, stacked as one by one; or `expects` refuses the task by name."""
+    for task in ("regression", "multilabel"):
+        other = case.with_task(task)
+        if (refused := _refusal(other)) is not None:
+            assert task in refused, f"it refuses {task}, and does not name it: {refused}"
+            continue
+        try:
+            one, *others = (_first_round(other, strategy) for strategy in ("stacked", "sequential"))
+        except (RuntimeError, ValueError, IndexError) as error:
+            message = f"{task}: {type(error).__name__}: {error}; learn it, or refuse it in `expects` with BadInput"
+            raise AssertionError(message) from error
+        for each in others:
+            close(one, each, TOLERANCE)
+        wrong = [path for path, leaf in one.items() if not bool(torch.isfinite(leaf.double()).all())]
+        assert not wrong, f"{task}: {wrong[0]} is not finite"
+
+
+def _refusal(case: Case) -> str | None:
+    try:
+        case.algorithm.client.expects(case.problem, case.start)
+    except BadInput as refusal:
+        return str(refusal)
+    return None
+
+
+def _first_round(case: Case, strategy: Strategy) -> dict[str, Tensor]:
+    with case.simulation(strategy) as simulation:
+        simulation.step(0)
+        return everything(simulation)
+
+
 def _tuned(case: Case) -> Tree:
     """Return a fresh client's state after fine-tuning."""
     rule, (down, state, _) = case.algorithm.client, case.trained[1].given
@@ -265,6 +298,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
         who_averages_needs_the_mean_alone,
         models_fit_their_networks,
         devices_get_what_is_declared,
+        other_targets_are_learned_or_refused,
     )
 }
 

@@ -1,6 +1,6 @@
 """A data set before it is dealt to clients, and the checks that every source passes through."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,11 +8,14 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core.reading import AS_FOUND, Reading
+from personafl.core.shape import TaskName
 from personafl.data.sources.labels import classes_of
+from personafl.data.sources.targets import marked, measured, task_of
 from personafl.errors import BadInput
 
 Ints = NDArray[np.int64]
 Array = NDArray[np.generic]
+_TARGETS: dict[TaskName, Callable[..., tuple[Array, tuple[str, ...]]]] = {"regression": measured, "multilabel": marked}
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,14 +24,15 @@ class Dataset:
 
     name: str
     x: torch.Tensor  # [samples, …] float32, or int64 tokens
-    y: torch.Tensor  # [samples] int64, or [samples, length] int64 with -1 where nothing is scored
-    classes: int
+    y: torch.Tensor  # [samples] int64, or [samples, length] int64 with -1 where nothing is scored, or float32
+    classes: int  # or numbers of a target, or labels
     user: Ints | None  # [samples] index into user_names
     user_names: tuple[str, ...]
     split: Ints | None  # [samples] 0 train, 1 test
     label_names: tuple[str, ...]
     vocabulary: int | None = None  # tokens lie in [0, vocabulary)
     reading: Reading = AS_FOUND  # how another file is read alike, with what was found out in this one
+    task: TaskName = "classification"
 
 
 def checked(
@@ -41,10 +45,14 @@ def checked(
     user_names: Sequence[str] = (),
     split: Array | None = None,
     label_names: Sequence[str] = (),
+    target_names: Sequence[str] = (),
     vocabulary: int | None = None,
     reading: Reading = AS_FOUND,
 ) -> Dataset:
-    """Check the arrays of a source and build the data set; `where` (file or source) begins every message."""
+    """Check the arrays of a source and build the data set; `where` (file or source) begins every message.
+
+    `label_names` are those of classes or labels, `target_names` those of the columns of y.
+    """
     if x.size == 0:
         raise BadInput(f"{where}: holds no samples, or samples without numbers; check the file")
     if x.ndim < 2:
@@ -58,12 +66,18 @@ def checked(
     inputs = _inputs(where, x)
     if inputs.dtype == torch.int64 and vocabulary is None:
         vocabulary = int(inputs.max()) + 1
-    labels, names = np.full(len(x), -1), reading.classes or tuple(label_names)
+    labels: Array = np.full(len(x), -1)
+    names: tuple[str, ...] = reading.classes or tuple(label_names)
+    task: TaskName = "classification"
     if y is not None:
-        labels, names = classes_of(where, y, label_names, reading)
-    if y is not None and len(names) == 1 and reading.who == "all":
+        task = task_of(y, reading)
+        called = label_names or target_names if task in _TARGETS else label_names
+        labels, names = _TARGETS.get(task, classes_of)(where, y, called, reading)
+    if y is not None and task == "classification" and len(names) == 1 and reading.who == "all":
         raise BadInput(f"{where}: every label is {names[0]!r}, so that there is nothing to learn; check the labels")
-    plain = labels.ndim == 2 or names == tuple(str(label) for label in range(len(names)))
+    plain = task in ("next-token", "regression") or names == tuple(str(label) for label in range(len(names)))
+    if task in _TARGETS:
+        reading = reading.model_copy(update={"task": task})
     users, present = _users(where, user, user_names, len(x))
     return Dataset(
         name=name,
@@ -76,6 +90,7 @@ def checked(
         label_names=names,
         vocabulary=vocabulary,
         reading=reading if plain else reading.model_copy(update={"classes": names}),
+        task=task,
     )
 
 

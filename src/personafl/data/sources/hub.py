@@ -27,7 +27,11 @@ def read_hub(name: str, reading: Reading) -> Dataset:
     wanted = columns if reading.features is None else reading.features
     image = next((column for column in IMAGES if column in columns and column in wanted), None)
     frames = [_frame(where, half.remove_columns([] if image is None else [image])) for half in halves]
-    label = reading.label or next((column for column in LABELS if column in columns), None)
+    label = (
+        reading.label
+        if isinstance(reading.label, str)
+        else next((column for column in LABELS if column in columns), None)
+    )
     names = getattr(halves[0].features.get(label), "names", None) or ()
     x = None
     if image is None:

@@ -60,7 +60,7 @@ def _check_few(where: str, values: Array) -> None:
     if len(found) > max(_FEW, len(values) // 2):
         raise BadInput(
             f"{where}: {len(found)} different labels in {len(values)} samples, such as {found[0]} and {found[1]}; "
-            f"name the column of classes with data.label, or make few classes of the values"
+            f"name the column of classes with data.label, or predict them as numbers with data.task=regression"
         )
 
 
@@ -80,8 +80,8 @@ def _plain(where: str, y: Array) -> Array:
         whole[whole] = y[whole] == np.floor(y[whole])
         if not whole.all():
             raise BadInput(
-                f"{where}: labels are measurements such as {y[~whole][0]}, and classes are learned; "
-                f"make few classes of the values"
+                f"{where}: labels are measurements such as {y[~whole][0]}, and data.task = 'classification' learns "
+                f"classes; leave data.task out, or make few classes of the values"
             )
         return y.astype(np.int64)
     if y.dtype.kind == "S":

@@ -1,9 +1,10 @@
 """The bring-your-own format: one .npz file.
 
-Arrays: `x` or `images`, `y` or `labels`; optional `user`, `split` (0 train, 1 test), `class_name` (or `label_name`),
-`user_name` (or `speaker_name`, `writer_name`); `data.label = "coarse"` takes `coarse` for labels and `coarse_name`. Or
-flat text: `text` (uint8 UTF-8) and `offset`, item i being text[offset[i]:offset[i + 1]]; with labels it is classified
-by hashed words, without labels each item is a user whose next character (byte) is predicted.
+Arrays: `x`, `images` or `features`, and `y`, `labels` or (real numbers) `targets`; optional `user`, `split` (0 train, 1
+test), `class_name` (or `label_name`), `user_name` (or `speaker_name`, `writer_name`); `data.label = "coarse"` takes
+`coarse` for labels and `coarse_name`. Or flat text: `text` (uint8 UTF-8) and `offset`, item i being
+text[offset[i]:offset[i + 1]]; with labels it is classified by hashed words, without labels each item is a user whose
+next character (byte) is predicted.
 """
 
 import zipfile
@@ -33,12 +34,14 @@ def read_npz(path: Path, reading: Reading) -> Dataset:
     arrays = _arrays(path, reading)
     if "text" in arrays and "offset" in arrays:
         return _text(path, arrays, reading)
-    x_key, x = _either(arrays, "x", "images")
-    y_key, y = _either(arrays, "y", "labels")
+    x_key, x = _first(arrays, "x", "images", "features")
+    y_key, y = _first(arrays, "y", "labels", "targets")
+    if y_key == "targets" and reading.task == "auto" and y is not None and y.dtype.kind == "f":
+        reading = reading.model_copy(update={"task": "regression"})
     if x is None or (y is None and reading.who != "predict"):
         raise BadInput(
-            f"{path}: has arrays {', '.join(sorted(arrays)) or '(none)'}; needs x or images and y or labels, "
-            f"or text and offset"
+            f"{path}: has arrays {', '.join(sorted(arrays)) or '(none)'}; needs x, images or features, and y, labels "
+            f"or targets; or text and offset"
         )
     where = f"{path}: {x_key}"
     if x.dtype == np.uint8:
@@ -74,7 +77,7 @@ def _text(path: Path, arrays: Arrays, reading: Reading) -> Dataset:
     bounds: NDArray[np.int64] = offset.astype(np.int64)
     user = arrays.get("user")
     user_names = _names(arrays, *_NAMES["user"])
-    _, labels = _either(arrays, "labels", "y")
+    _, labels = _first(arrays, "labels", "y")
     if labels is None:
         if len(text) == 0:
             raise BadInput(f"{path}: text is empty; check the file")
@@ -119,7 +122,7 @@ def _text(path: Path, arrays: Arrays, reading: Reading) -> Dataset:
 
 
 def _arrays(path: Path, reading: Reading) -> Arrays:
-    wanted = {"x", "images", "y", "labels", "user", "split", "text", "offset"}
+    wanted = {"x", "images", "features", "y", "labels", "targets", "user", "split", "text", "offset"}
     try:
         with path.open("rb") as handle:
             file = np.load(handle, allow_pickle=False)
@@ -140,7 +143,9 @@ def _arrays(path: Path, reading: Reading) -> Arrays:
 
 def _rename(path: Path, file: Mapping[str, Array], arrays: dict[str, Array], key: str, reading: Reading) -> None:
     """Put the array that the recipe names for a key in the place of the usual one, with the names of its values."""
-    name, usual = getattr(reading, key), ("y", "labels") if key == "label" else (key,)
+    name, usual = getattr(reading, key), ("y", "labels", "targets") if key == "label" else (key,)
+    if isinstance(name, tuple):
+        raise BadInput(f"{path}: data.label names several arrays; save one, y [samples, k], or a table")
     if name is None or name in usual[1:] or (name not in file and reading.who != "all"):
         return
     if name not in file:
@@ -153,8 +158,9 @@ def _rename(path: Path, file: Mapping[str, Array], arrays: dict[str, Array], key
     arrays[usual[0]] = file[name]
 
 
-def _either(arrays: Arrays, first: str, second: str) -> tuple[str, Array | None]:
-    return (first, arrays[first]) if first in arrays else (second, arrays.get(second))
+def _first(arrays: Arrays, *keys: str) -> tuple[str, Array | None]:
+    key = next((key for key in keys if key in arrays), keys[-1])
+    return key, arrays.get(key)
 
 
 def _names(arrays: Arrays, *keys: str) -> list[str]:

@@ -71,34 +71,36 @@ def from_frames(
     if not len(frame):
         raise BadInput(f"{where}: holds no rows; check the file")
     split: Array | None = np.repeat(np.arange(len(frames)), [len(part) for part in frames]) if frames[1:] else None
-    label = _chosen(where, frame, "label", reading, LABELS)
+    labels = _label_columns(where, frame, reading)
     user = _chosen(where, frame, "user", reading, USERS)
     half = _chosen(where, frame, "split", reading, ("split",)) if split is None else None
-    if label is None and reading.who != "predict":
+    if not labels and reading.who != "predict":
         raise BadInput(
             f"{where}: has columns {listed(list(map(str, frame.columns)))}; say which to predict with data.label"
         )
-    taken = [column for column in (label, user, half) if column is not None]
+    taken = [*labels, *(column for column in (user, half) if column is not None)]
     if twice := [column for column in taken if taken.count(column) > 1]:
         raise BadInput(
             f"{where}: column {twice[0]!r} cannot be two of data.label, data.user and data.split; name another"
         )
     if half is not None:
         split = _halves(f"{where}: column {half!r}", frame[half])
+    label: Any = reading.label if isinstance(reading.label, tuple) else next(iter(labels), None)
     found: dict[str, Any] = {"label": label, "user": user, "split": half}
     if x is None:
         names = _features(where, frame, taken, reading)
         x, known = _inputs(where, frame, names, None if split is None else split == 0, reading)
         found |= known
-    y = None if label is None else _values(f"{where}: column {label!r}", frame[label])
+    y = _targets(where, frame, labels, reading) if labels else None
     return checked(
-        where if label is None else f"{where}: column {label!r}",
+        f"{where}: column {', '.join(map(repr, labels))}" if labels else where,
         name=name,
         x=x,
         y=y,
         user=None if user is None else _values(f"{where}: column {user!r}", frame[user]).astype(str),
         split=split,
         label_names=label_names,
+        target_names=labels,
         vocabulary=reading.vocabulary if x.dtype == np.int64 else None,
         reading=reading.model_copy(update=found),
     )
@@ -164,6 +166,35 @@ def _chosen(where: str, frame: "pd.DataFrame", key: str, reading: Reading, known
     if reading.who == "predict" or (reading.who == "device" and key == "user"):
         return None
     raise BadInput(f"{where}: data.{key} = {given!r} is no column; {did_you_mean(given, columns)}")
+
+
+def _label_columns(where: str, frame: "pd.DataFrame", reading: Reading) -> list[str]:
+    """Return the columns that are predicted: none, one or several."""
+    if not isinstance(reading.label, tuple):
+        label = _chosen(where, frame, "label", reading, LABELS)
+        return [] if label is None else [label]
+    columns = [str(name) for name in frame.columns]
+    unknown = [name for name in reading.label if name not in columns]
+    if unknown and reading.who == "predict":
+        return []
+    if unknown:
+        raise BadInput(
+            f"{where}: data.label has {unknown[0]!r}, which is no column; {did_you_mean(unknown[0], columns)}"
+        )
+    return list(reading.label)
+
+
+def _targets(where: str, frame: "pd.DataFrame", labels: list[str], reading: Reading) -> Array:
+    """Return labels [rows], or those of several columns [rows, columns], which are numbers or true and false."""
+    parts = [_values(f"{where}: column {name!r}", frame[name]) for name in labels]
+    if not isinstance(reading.label, tuple):
+        return parts[0]
+    for name, part in zip(labels, parts, strict=True):
+        if part.dtype.kind not in "iuf" and not np.isin(part, ("True", "False")).all():
+            raise BadInput(f"{where}: column {name!r} has text, and several labels are numbers; leave it out")
+    numbers = [part == "True" if part.dtype.kind == "U" else part.astype(np.float64) for part in parts]
+    marks = all(np.isin(part, (0, 1)).all() for part in numbers)
+    return np.stack(numbers, axis=1).astype(np.bool_ if marks and reading.task == "auto" else np.float64)
 
 
 def _features(where: str, frame: "pd.DataFrame", taken: list[str], reading: Reading) -> list[str]:

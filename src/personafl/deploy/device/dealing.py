@@ -10,7 +10,7 @@ import torch
 from personafl.cloud.topology import place
 from personafl.data.build import load
 from personafl.data.federated import FederatedData
-from personafl.data.inputs import moments_for
+from personafl.data.inputs import moments_for, scale_for
 from personafl.deploy.device.datafile import ABOUT, FORMAT, SPLITS
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
@@ -32,7 +32,15 @@ def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
     moments = moments_for(data, recipe.data)
     if moments is not None:  # a server has no data to take them from
         values["data"]["normalize"] = moments.model_dump(exclude_none=True)
-    for key in ("classes", "features", "categories", "missing"):  # so that a device may also bring a file of its own
+    if (scale := scale_for(data, recipe.data)) is not None:
+        values["data"]["scale"] = scale.model_dump(exclude_none=True)
+    for key in (
+        "task",
+        "classes",
+        "features",
+        "categories",
+        "missing",
+    ):  # so that a device may also bring a file of its own
         if (known := getattr(data.reading, key)) is not None:
             values["data"][key] = known
     if recipe.cloud is not None:

@@ -4,13 +4,13 @@ The choice is the one of `evaluate.choice`, by the device's own validation data:
 that is very likely no worse. Without validation data nothing shows that, and the global model is kept.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from personafl.core.reading import Reading
 from personafl.core.tree import Params
@@ -20,6 +20,7 @@ from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
 from personafl.exports.card import Origin, facts_of, model_card
 from personafl.models.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
+from personafl.models.predicting import SUPPORTED, Predictions, output_names, predictions
 from personafl.runs.result import chosen
 from personafl.runs.scoring import Scored, score, tune
 from personafl.runs.sizes import packed_models
@@ -27,7 +28,6 @@ from personafl.storage.files import atomic_write
 from personafl.storage.store import Store
 
 MODEL_FILE = "model.safetensors"
-_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -37,25 +37,6 @@ class Kept:
     name: str
     file: Path
     accuracies: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Predicted labels, and the true ones where the data have any."""
-
-    labels: NDArray[np.int64]
-    truth: NDArray[np.int64] | None
-    names: tuple[str, ...]  # of all classes
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the predicted classes."""
-        return [self.names[label] for label in self.labels]
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share that is right."""
-        return None if self.truth is None else float((self.labels == self.truth).mean())
 
 
 def keep_best(client: LocalClient, directory: Path) -> Kept:
@@ -103,11 +84,11 @@ def _blended(models: dict[str, tuple[Part, ...]], share: float) -> tuple[Part, .
 
 
 @torch.no_grad()
-def predict(model: Path, source: str) -> Predicted:
+def predict(model: Path, source: str) -> Predictions:
     """Apply the model that a device keeps to data: a file dealt to it (its test samples) or any data set."""
     file = model / MODEL_FILE if model.is_dir() else model
     card = card_of(file)
-    if card.task != "classification":
+    if card.task not in SUPPORTED:
         raise BadInput(f"{file}: is for the task {card.task}; use personafl.load_model in Python")
     network = load_model(file)
     x, y = _samples(source, card.reading.model_copy(update={"who": "predict"}))
@@ -115,9 +96,9 @@ def predict(model: Path, source: str) -> Predicted:
         raise BadInput(f"--data {source}: its inputs have shape {list(x.shape[1:])}, the model's {card.input_shape}")
     if card.vocabulary is None:
         x = x.to(torch.float64 if card.dtype == "float64" else torch.float32)
-    labels = [network(x[start : start + _BATCH]).argmax(-1) for start in range(0, len(x), _BATCH)]
-    names = card.reading.classes or tuple(str(number) for number in range(card.classes))
-    return Predicted(torch.cat(labels).numpy(), y.numpy() if bool((y >= 0).all()) else None, names)
+    found = predictions(network, x, card.task, output_names(card, card.reading))
+    known = y.dtype == torch.int64 and bool((y >= 0).all()) if card.whole else y.is_floating_point()
+    return dataclasses.replace(found, truth=y) if known else found
 
 
 def _samples(source: str, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:

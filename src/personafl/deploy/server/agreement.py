@@ -23,7 +23,7 @@ from personafl.simulate.federation import Federation
 _AGREED: dict[str, Any] = {
     **dict.fromkeys(("rounds", "seed", "method", "training", "model", "federation", "devices", "uplink"), True),
     **dict.fromkeys(("cloud", "deploy"), True),
-    "data": {"normalize", "augment"},
+    "data": {"normalize", "scale", "augment"},
 }
 
 

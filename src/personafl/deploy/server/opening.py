@@ -34,6 +34,11 @@ def deployable(recipe: Recipe) -> DeploySection:
     recipe.check_installed()
     if recipe.data.normalize == "channel":
         raise BadInput(f'data.normalize: a server has no data to take moments from; use "auto", or {_MOMENTS}')
+    if recipe.deploy.task == "regression" and recipe.data.scale == "auto":
+        raise BadInput(
+            "data.scale: a server has no targets to take moments from; give them, mean=[…] and std=[…], or have "
+            "personafl data deal write the recipe, which does"
+        )
     return recipe.deploy
 
 
