@@ -94,6 +94,34 @@ def test_devices_normalise_and_augment_as_the_simulator_does(tmp_path: Path) -> 
         assert found.score == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
 
 
+@pytest.mark.parametrize("task", ["regression", pytest.param("multilabel", marks=pytest.mark.system)])
+def test_other_tasks_give_the_simulators_bits(task: str, tmp_path: Path) -> None:
+    """Dealt recipes say by what targets are standardised; a server without that is refused before it starts."""
+    rng = np.random.default_rng(0)
+    x, user = rng.normal(size=(90, 5)), np.arange(90) // 30
+    numbers = 100 * x[:, :2] + 7 * user[:, None]
+    np.savez(tmp_path / "rows.npz", x=x, y=numbers if task == "regression" else numbers > 0, user=user)
+    data = {"source": str(tmp_path / "rows.npz"), "partition": {"kind": "users"}, "validation": 0.2}
+    shape = {"input_shape": [5], "classes": 2, "target_shape": [2], "task": task, "devices": 3, "heartbeat": 0.5}
+    recipe = Recipe.parse(SMALL | {"method": {"name": "fedalt"}, "data": data, "deploy": shape})
+    made, rounds = deployed(recipe, tmp_path)
+    assert outcome(made, rounds) == simulated(recipe)
+    kept = tmp_path / "devices" / made.names[0] / "model.safetensors"
+    found = predict(kept, str(tmp_path / "dealt" / f"{made.names[0]}.safetensors"))
+    assert found.values.shape == (6, 2)
+    if task == "multilabel":
+        assert found.score == pytest.approx(card_of(kept).test_accuracy, abs=1e-6)
+        return
+    scale = card_of(kept).scale
+    assert scale is not None
+    assert max(scale.std) > 50
+    assert found.truth is not None
+    wrong = np.mean((found.values - found.truth.numpy()) ** 2 / np.square(scale.std))
+    assert 1 - wrong == pytest.approx(card_of(kept).test_accuracy, abs=1e-4)
+    with pytest.raises(BadInput, match=r"data\.scale: a server has no targets"):
+        deployable(recipe)
+
+
 @pytest.mark.parametrize("shape", [(5,), (2, 6), (2, 5, 5)])
 def test_a_server_adds_up_what_its_devices_send_of_raw_inputs(shape: tuple[int, ...], tmp_path: Path) -> None:
     """Neither the recipe nor any one device knows the moments; in other units all is the same."""

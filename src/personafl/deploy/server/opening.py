@@ -34,6 +34,8 @@ def deployable(recipe: Recipe) -> DeploySection:
     recipe.check_installed()
     if recipe.data.normalize == "channel":
         raise BadInput(f'data.normalize: a server has no data to take moments from; use "auto", or {_MOMENTS}')
+    if recipe.training.class_weights == "balanced":
+        raise BadInput("training.class_weights: a server has no labels to count; give a number for each class")
     if recipe.deploy.task == "regression" and recipe.data.scale == "auto":
         raise BadInput(
             "data.scale: a server has no targets to take moments from; give them, mean=[…] and std=[…], or have "
