@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import personafl
 from models.cases import CHARACTERS, SPEECH, TRANSFORMER, WORDS
 from personafl import BadInput, cli
-from personafl.cli.display import Display
+from personafl.api.display import Display
 from personafl.cli.tables import export_tables
 from personafl.core import wire
 from personafl.core.tree import Params

@@ -16,12 +16,14 @@ from torch import nn
 from personafl.core.algorithm import Algorithm
 from personafl.core.net import Net
 from personafl.data.federated import FederatedData
+from personafl.data.sources import Dataset
 from personafl.errors import BadInput
 from personafl.exports.card import facts_of, model_card
 from personafl.exports.finished import Finished
 from personafl.exports.onnxfile import check_installed, onnx_file
 from personafl.models.cost import latency, multiply_adds
 from personafl.models.modelfile import Card, Part, card_of, compacted, described, low_rank, pack
+from personafl.runs.given import Given
 from personafl.storage.files import atomic_write, storage
 
 Listener = Callable[[int, int], None]  # models written, of how many
@@ -89,7 +91,7 @@ def export(
     out: str | Path | None = None,
     clients: Sequence[str] | Literal["all"] | None = None,
     *,
-    data: FederatedData | None = None,
+    data: FederatedData | Dataset | None = None,
     model: nn.Module | None = None,
     algorithm: Algorithm | None = None,
     onnx: bool = False,
@@ -107,7 +109,7 @@ def export(
         check_installed()
     run = Path(run)
     out = run / "export" if out is None else Path(out)
-    finished = Finished(run, data, model, algorithm)
+    finished = Finished(run, Given(data, model, algorithm))
     members = finished.members(clients)
     shared = [None] if finished.has(None, "global") else []
     if members and not finished.has(members[0], "personal", "tuned"):
