@@ -128,8 +128,12 @@ class _Notebook:
             if isinstance(event, Note):
                 words = event.text if event.shared else f"{name} {event.text}"
                 self._lines[words] = f"<div>{safe(words)}</div>"
-            else:
+            elif isinstance(event, Progress):
                 self._lines[name] = _bar(name, event)
+            else:  # for as long as it takes
+                self._lines[f"{name} tuning"] = _bar(name, event)
+                if _share(event) == 1.0:
+                    del self._lines[f"{name} tuning"]
             over = isinstance(event, Note) or _share(event) == 1.0
             if over or time.monotonic() - self._drawn > _SECONDS:
                 self._draw()

@@ -175,7 +175,8 @@ def resume(
     path = path_of(path, "path")
     recipe, changes = recipe_of(path), dict(changes or {})
     given = given_of(recipe, data, user, model, algorithm)
-    check_objects(path, given, CONTINUE)
+    if changes or not all((child / "result.json").exists() for _, _, child in runs_of(path)):
+        check_objects(path, given, CONTINUE)
     if set(changes) == {"rounds"} and not failed_in(path):
         recipe, changes = _more_rounds(path, recipe, changes["rounds"]), {}
     if changes:

@@ -32,7 +32,7 @@ class Finished:
 
     def __init__(self, run: Path, given: Given) -> None:
         recipe = _recipe(run)
-        check_objects(run, given, f"open it in Python: personafl.load({str(run)!r}, {{objects}})")
+        check_objects(run, given, "open it in Python: personafl.load({path}, {objects})")
         self._data = given.dealt(recipe)  # as it is given to exported models
         remedy = f"; put them back, or if they were an object: personafl.load({str(run)!r}, data=…)"
         check_split(run, self._data, remedy)

@@ -59,4 +59,4 @@ def check_objects(path: Path, given: Given, call: str) -> None:
     if set(begun) - now or now - set(begun) - {"data"}:
         what = ", ".join(f"{name}=…" for name in begun)
         how = f"with objects ({what})" if begun else "without a model or an algorithm as an object"
-        raise BadInput(f"{path}: was begun in Python {how}; {call.format(objects=what)}")
+        raise BadInput(f"{path}: was begun in Python {how}; {call.format(path=repr(str(path)), objects=what)}")

@@ -20,7 +20,7 @@ from personafl.storage.files import read_json
 from personafl.storage.rundir import RunDirectory, refuse_existing, set_aside
 
 CHANGES_FILE = "changes.json"  # of a run that began anew after it failed: keys of its recipe and their new values
-CONTINUE = "continue it there: personafl.resume(path, {objects})"
+CONTINUE = "continue it there: personafl.resume({path}, {objects})"
 
 
 def run_in(
