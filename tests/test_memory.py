@@ -21,7 +21,9 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
 Y = np.arange(60) % 3
 USER = np.array([["anna", "ben", "cleo"][row // 20] for row in range(60)])
-CLIENTS = {name: (X[USER == name], Y[USER == name]) for name in ("anna", "ben", "cleo")}
+CLIENTS = {
+    name: (X[start : start + 20], Y[start : start + 20]) for name, start in (("anna", 0), ("ben", 20), ("cleo", 40))
+}
 FRAME = pd.DataFrame(X, columns=list("abcd")).assign(kind=Y, who=USER)
 
 

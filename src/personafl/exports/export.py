@@ -1,5 +1,7 @@
 """The models of a finished run as files for devices: see `modelfile` for what is in them."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
