@@ -55,8 +55,10 @@ def check_objects(path: Path, given: Given, call: str) -> None:
 
     Data that are given in place of the same data in a file do no harm: their fingerprints are compared.
     """
-    begun, now = objects_of(path), set(given.names)
-    if set(begun) - now or now - set(begun) - {"data"}:
+    begun = objects_of(path)
+    if extra := [f"{name}=…" for name in given.names if name not in ("data", *begun)]:
+        raise BadInput(f"{path}: was begun without {' and '.join(extra)}; leave that out")
+    if set(begun) - set(given.names):
         what = ", ".join(f"{name}=…" for name in begun)
-        how = f"with objects ({what})" if begun else "without a model or an algorithm as an object"
-        raise BadInput(f"{path}: was begun in Python {how}; {call.format(path=repr(str(path)), objects=what)}")
+        remedy = call.format(path=repr(str(path)), objects=what)
+        raise BadInput(f"{path}: was begun in Python with objects ({what}); {remedy}")
