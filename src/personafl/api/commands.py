@@ -123,7 +123,7 @@ def describe_data(
     given = {"data": data, "recipe": recipe, "user": user, "label": label, "partition": partition, "settings": settings}
     whole, objects = _understood(data_or_recipe, given, {"seed": seed})
     dealt = objects.dealt(whole)
-    console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=False)
+    console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=False, force_jupyter=False)
     describe(dealt, console, whole.data)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return Description(dealt, (*dealt.notes, *advice(dealt, whole.data)), text)

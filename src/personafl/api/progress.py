@@ -126,6 +126,8 @@ class _Notebook:
 
         def listen(event: Event) -> None:
             if isinstance(event, Note):
+                if not event.shared and "engine.strategy" in event.text:
+                    return  # how clients are trained changes no result; a cell has better use for the room
                 words = event.text if event.shared else f"{name} {event.text}"
                 self._lines[words] = f"<div>{safe(words)}</div>"
             elif isinstance(event, Progress):

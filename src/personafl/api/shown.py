@@ -22,7 +22,8 @@ _CELL = "padding:2px 10px;border:none"
 
 def table_text(rows: Sequence[Row], notes: Sequence[str]) -> str:
     """Return the table of results as plain text, as a terminal has it, and notes below."""
-    console = Console(file=io.StringIO(), width=WIDTH, highlight=False, color_system=None, force_terminal=False)
+    plain: dict[str, Any] = {"color_system": None, "force_terminal": False, "force_jupyter": False}
+    console = Console(file=io.StringIO(), width=WIDTH, highlight=False, **plain)
     for title, part in titled(rows) if rows else ():
         console.print(title, markup=False)
         table = grid(*titles(part), texts=("method",))
