@@ -165,6 +165,22 @@ def test_more_rounds_are_refused_where_the_first_would_have_been_others(tmp_path
     assert numbers(api.load(tmp_path / "run")) == before
 
 
+def test_what_cannot_go_on_keeps_its_result(frame: pd.DataFrame, tabled: Result, tmp_path: Path) -> None:
+    shutil.copytree(tabled.path, tmp_path / "run")
+    before = api.load(tmp_path / "run")
+    assert isinstance(before, Result)
+    with pytest.raises(BadInput, match=r"begun in Python with objects \(data=…\); open it with them"):
+        before.extend(1)
+    with pytest.raises(BadInput, match="the data changed since the run began"):
+        api.resume(tmp_path / "run", data=frame.assign(p0=1.0), changes={"rounds": 9})
+    assert api.load(tmp_path / "run").rows == before.rows
+    told: list[RoundDone] = []
+    again = api.load(tmp_path / "run", data=frame)
+    assert isinstance(again, Result)
+    again.extend(2, callback=told.append)
+    assert [event.round for event in told] == [4, 5]
+
+
 def test_a_stop_on_the_way_to_more_rounds_loses_nothing(short: Result, tmp_path: Path) -> None:
     """The recipe is replaced in steps; between any two of them the directory is a run that goes on."""
     whole = api.run(RECIPE, rounds=4, out=tmp_path / "whole")

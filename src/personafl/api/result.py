@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from personafl.api.calls import path_of
 from personafl.api.directories import FailedRun, failed_in, recipe_of, runs_of, write_own_page
+from personafl.api.progress import Callback, told
 from personafl.errors import BadInput
 from personafl.exports.client import Kind, client_network, predicted
-from personafl.exports.export import Exported, export
+from personafl.exports.export import Exported, write_models
 from personafl.exports.finished import Finished
 from personafl.report.table import last_models
 from personafl.runs.extension import check_alone, copied, longer, prolong
-from personafl.runs.given import NOTHING, Given
+from personafl.runs.given import NOTHING, Given, check_objects
+from personafl.runs.job import check_split
 from personafl.runs.result import Result as Found
 from personafl.runs.whole import run_in
 from personafl.storage.rundir import RunDirectory, resume_command
@@ -58,24 +61,38 @@ class Result(Found):
         """
         return predicted(self._finished, str(client), x, kind, probabilities)
 
-    def extend(self, rounds: int, *, out: str | Path | None = None) -> Result:
+    def extend(
+        self,
+        rounds: int,
+        *,
+        out: str | Path | None = None,
+        callback: Callback | None = None,
+        progress: bool | None = None,
+    ) -> Result:
         """Go on for so many more rounds, and return the new result: the same as if the run had had them all.
 
         The run goes on in its directory, and this result is then of the past; with `out` in a copy of it. Where what
         was done depends on the number of rounds, as with a linear schedule of the learning rate, it is refused.
+        `callback` and `progress` are those of `run`.
         """
         if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
             raise BadInput(f"rounds = {rounds!r}: give how many more, at least 1")
-        path, recipe = self.path, recipe_of(self.path)
-        whole = longer(recipe, recipe.rounds + rounds, path).rounds  # fails before anything is copied
+        path, recipe, given = self.path, recipe_of(self.path), self.given
+        whole = longer(recipe, recipe.rounds + rounds, path).rounds  # what can fail does before anything is changed
+        check_objects(path, given, "open it with them: personafl.load({path}, {objects})")
+        data = given.dealt(recipe)
+        check_split(path, data)
         if out is None:
             check_alone(path)
         else:
-            path = Path(out)
-            copied(self.path, path)
-        found = Result.of(run_in(path, prolong(path, whole), given=self.given), self.given)
+            path = path_of(out, "out")
+        with told(recipe, callback, progress, None) as listeners:
+            if out is not None:
+                copied(self.path, path)
+            heard = listeners(recipe.label or recipe.method.name, recipe.seed)
+            found = run_in(path, prolong(path, whole), data=data, given=given, listener=heard)
         write_own_page(path)
-        return found
+        return Result.of(found, given)
 
     def export(
         self,
@@ -85,8 +102,7 @@ class Result(Found):
         onnx: bool = False,
     ) -> Exported:
         """Write the global model, and those of some or "all" clients, as files for devices; see `personafl.export`."""
-        given = self.given
-        return export(self.path, out, clients, data=given.data, model=given.model, algorithm=given.algorithm, onnx=onnx)
+        return write_models(self.path, out, clients, self.given, onnx=onnx)
 
     def history(self) -> pd.DataFrame:
         """Return a line per round: training loss, clients, bytes, seconds; and accuracies of models, where scored."""

@@ -178,7 +178,7 @@ def resume(
     if changes or not all((child / "result.json").exists() for _, _, child in runs_of(path)):
         check_objects(path, given, CONTINUE)
     if set(changes) == {"rounds"} and not failed_in(path):
-        recipe, changes = _more_rounds(path, recipe, changes["rounds"]), {}
+        recipe, changes = _more_rounds(path, recipe, changes["rounds"], given), {}
     if changes:
         _check_changes(path, recipe, changes, given)
     with told(recipe, callback, progress, listener) as listeners:
@@ -224,8 +224,12 @@ def _dealt(recipe: Recipe, given: Given, seed: int) -> FederatedData:
     return given.dealt(recipe.model_copy(update={"seed": seed}))
 
 
-def _more_rounds(path: Path, recipe: Recipe, rounds: int) -> Recipe:
-    """Give a run, or all of a comparison, more rounds in all; return the recipe."""
+def _more_rounds(path: Path, recipe: Recipe, rounds: int, given: Given) -> Recipe:
+    """Give a run, or all of a comparison, more rounds in all; return the recipe. What can fail does so before."""
+    for seed in recipe.compare.seeds:
+        dealt = _dealt(recipe, given, seed)
+        for _, _, child in [one for one in runs_of(path) if one[1] == seed]:
+            check_split(child, dealt)
     if not (path / COMPARISON_FILE).exists():
         if rounds != recipe.rounds:
             check_alone(path)
@@ -235,7 +239,7 @@ def _more_rounds(path: Path, recipe: Recipe, rounds: int) -> Recipe:
     begun = [(child, whole.for_method(method, seed).rounds) for method, seed, child in runs_of(path)]
     begun = [(child, wanted) for child, wanted in begun if (child / "recipe.toml").exists()]
     for child, wanted in begun:
-        longer(Recipe.kept(child / "recipe.toml"), wanted, child)  # fails before anything is changed
+        longer(Recipe.kept(child / "recipe.toml"), wanted, child)
     RunDirectory(path).replace_recipe(whole.to_toml(), COMPARISON_FILE)
     for child, wanted in begun:
         if Recipe.kept(child / "recipe.toml").rounds < wanted:

@@ -107,11 +107,25 @@ def export(
     for onnxruntime, .onnx. A run that was begun with objects needs the same ones again. With a `batch`, the time that
     the networks take for so many samples is measured too.
     """
+    return write_models(run, out, clients, Given(data, model, algorithm), onnx=onnx, batch=batch, listener=listener)
+
+
+def write_models(
+    run: str | Path,
+    out: str | Path | None,
+    clients: Sequence[str] | Literal["all"] | None,
+    given: Given,
+    *,
+    onnx: bool = False,
+    batch: int | None = None,
+    listener: Listener | None = None,
+) -> Exported:
+    """Write models as `export` does, with the objects that the run was begun with."""
     if onnx:
         check_installed()
     run = Path(run)
     out = run / "export" if out is None else Path(out)
-    finished = Finished(run, Given(data, model, algorithm))
+    finished = Finished(run, given)
     members = finished.members(clients)
     shared = [None] if finished.has(None, "global") else []
     if members and not finished.has(members[0], "personal", "tuned"):
