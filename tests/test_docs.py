@@ -28,6 +28,13 @@ def test_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.Mo
     exec(compile(python_of(page), page, "exec"), {"__name__": "__main__"})
 
 
+def test_the_first_script_is_short() -> None:
+    lines = [line for line in python_of("README.md").splitlines() if line.strip()]
+    assert len(lines) <= 15
+    assert any("user=" in line for line in lines)
+    assert any("result.predict(" in line for line in lines)
+
+
 def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
     known = (DOCS / "README.md").read_text() + (DOCS / "mkdocs.yml").read_text()
     for page in PAGES:

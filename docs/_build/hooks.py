@@ -1,4 +1,4 @@
-"""Pages that are made when the site is built: the methods, the recipe, the command line, the presets, the tutorial."""
+"""Pages that are made when the site is built: the methods, the recipe, the command line, Python, the presets, the tutorial."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import cli_page
 import method_pages
 import notebook_page
 import preset_page
+import python_page
 import recipe_page
 from mkdocs.structure.files import File, Files
 
@@ -28,6 +29,7 @@ def on_files(files: Files, config: Any) -> Files:
     made = {name: text for name, (_, text) in method_pages.pages().items()}
     made["reference/recipe.md"] = recipe_page.page()
     made["reference/cli.md"] = cli_page.page()
+    made["reference/python.md"] = python_page.page()
     made["reference/presets.md"] = preset_page.page()
     made["tutorial.md"] = notebook_page.page(Path(config.docs_dir) / "tutorial.ipynb")
     for name, text in made.items():

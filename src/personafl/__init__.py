@@ -1,54 +1,46 @@
 """Personalized federated learning: every client ends up with a model of its own.
 
 import personafl
-result = personafl.run({"method": {"name": "ditto"}, "rounds": 30})
-result.table()
+result = personafl.run(data, method="ditto", label="activity", user="person")
+result.predict("anna", new_rows)
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from personafl.api import Comparison, compare, resume, run
-    from personafl.errors import BadInput, Diverged, Interrupted, PersonaError, StorageFailed
+if TYPE_CHECKING:  # isort: off
+    from personafl.api.commands import deal, describe_data, describe_model, fit_device, list_datasets, list_methods
+    from personafl.api.commands import list_models, make_plan, make_recipe, predict, run_sweep, wait_times, watch_runs
+    from personafl.api import RoundDone, write_report
+    from personafl.api.result import Best, Comparison, Result
+    from personafl.api.running import compare, load, resume, run
+    from personafl.data.federated import FederatedData
+    from personafl.errors import BadInput, Diverged, Failed, Interrupted, PersonaError, StorageFailed
     from personafl.exports.export import Exported, export
     from personafl.models.modelfile import load_model
     from personafl.recipe.recipe import Recipe
-    from personafl.runs.result import Result
 
-__all__ = [
-    "BadInput",
-    "Comparison",
-    "Diverged",
-    "Exported",
-    "Interrupted",
-    "PersonaError",
-    "Recipe",
-    "Result",
-    "StorageFailed",
-    "compare",
-    "export",
-    "load_model",
-    "resume",
-    "run",
-]
+_ERRORS = ["BadInput", "Diverged", "Failed", "Interrupted", "PersonaError", "StorageFailed"]
+__all__ = ["BadInput", "Diverged", "Failed", "Interrupted", "PersonaError", "StorageFailed", "compare", "resume", "run"]
+__all__ += ["Best", "Comparison", "FederatedData", "Recipe", "Result", "RoundDone", "load", "predict", "run_sweep"]
+__all__ += ["describe_data", "describe_model", "list_datasets", "list_methods", "list_models", "make_plan"]
+__all__ += ["Exported", "deal", "export", "fit_device", "load_model", "make_recipe", "wait_times", "watch_runs"]
+__all__ += ["write_report"]
 
 __version__ = "0.1.0"
+_HOMES = dict.fromkeys(_ERRORS, "errors") | dict.fromkeys(("Exported", "export"), "exports.export")
+_HOMES |= {"FederatedData": "data.federated", "Recipe": "recipe.recipe", "load_model": "models.modelfile"}
 
 
 # Loaded at first use: torch takes seconds to import, and `personafl --help` needs none of it.
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'personafl' has no attribute {name!r}")
-    homes = {
-        "Exported": "personafl.exports.export",
-        "Recipe": "personafl.recipe.recipe",
-        "Result": "personafl.runs.result",
-        "export": "personafl.exports.export",
-        "load_model": "personafl.models.modelfile",
-    }
-    errors = {"BadInput", "Diverged", "Interrupted", "PersonaError", "StorageFailed"}
-    home = homes.get(name, "personafl.errors" if name in errors else "personafl.api")
-    if name not in errors:
+    home = _HOMES.get(name, "api")
+    if home != "errors":
         importlib.import_module("personafl.system").check_system()
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(f"personafl.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

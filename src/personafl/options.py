@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from personafl.errors import BadInput, PersonaError, did_you_mean
 
@@ -31,6 +31,11 @@ class Named(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
 
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name_alone(cls, values: Any) -> Any:
+        return {"name": values} if isinstance(values, str) else values
 
     @property
     def options(self) -> dict[str, Any]:

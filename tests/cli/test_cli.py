@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from personafl.cli.display import Display, facts, finished
+from personafl.api.display import Display, facts, finished
 from personafl.cli.tables import detail_tables, result_tables
 from personafl.report.table import lines
 from personafl.runs.listener import Progress

@@ -270,8 +270,9 @@ KEYS = [
     ("compare.seeds=[-1]", "compare.seeds", "greater than or equal to 0"),
     # a section is no value, and the other way round
     ("training=5", "training: is a section", "write training.optimizer=…"),
-    ("model=mlp", "model: is a section", "given: 'mlp'", "write model.name=…"),
-    ("model=mlp model.name=mlp", "model.name: 'model' is a value here"),
+    ("model=5", "model: is a section", "given: 5", "write model.name=…"),
+    ("model=mpl", "no model 'mpl'", "did you mean 'mlp'"),
+    ("training=5 training.lr=1", "training.lr: 'training' is a value here"),
     ("training.schedule=linear", "training.schedule: is a section", "write training.schedule.kind=…"),
     ("rounds.number=3", "rounds.number: 'rounds' is a value here"),
     ("a..b=3", "a..b=3", "write key.sub=value"),

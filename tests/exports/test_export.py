@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import personafl
 from models.cases import CHARACTERS, SPEECH, TRANSFORMER, WORDS
 from personafl import BadInput, cli
-from personafl.cli.display import Display
+from personafl.api.display import Display
 from personafl.cli.tables import export_tables
 from personafl.core import wire
 from personafl.core.tree import Params
@@ -283,7 +283,7 @@ def test_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     given = own(64, 10, width=4)
     personafl.run(recipe, model=given, out="object")
     with pytest.raises(
-        BadInput, match=r"begun in Python with objects \(model\).*personafl.export\('object', model=…\)"
+        BadInput, match=r"begun in Python with objects \(model=…\).*personafl.load\('object', model=…\)"
     ):
         personafl.export("object")
     [model] = personafl.export("object", model=given).models
@@ -293,7 +293,7 @@ def test_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     same_weights(personafl.load_model(model.file, module=own(64, 10, width=4)), shared)
     with pytest.raises(BadInput, match="not those of its network"):
         personafl.load_model(model.file, module=own(64, 10, width=3))
-    with pytest.raises(BadInput, match="begun without objects"):
+    with pytest.raises(BadInput, match="begun without model=…; leave that out"):
         personafl.export("class", model=given)
 
 

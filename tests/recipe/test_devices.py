@@ -36,6 +36,7 @@ from personafl.models.cost import multiply_adds
 from personafl.models.modelfile import card_of
 from personafl.recipe.devices import DeviceSection
 from personafl.runs.build import prepare
+from personafl.runs.given import Given
 from personafl.runs.job import Job
 from personafl.runs.listener import Progress
 from personafl.runs.profiles import deal
@@ -180,7 +181,8 @@ def test_the_shared_network_by_its_own_name_is_the_shared_network() -> None:
     assert fed.problems[0].personal_net is not fed.problems[0].net
     assert fed.problems[0].personal_net.parameters == 610
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    fed = prepare(Recipe.parse(recipe(same, {"share": 0.5})), model=module).federation  # an object has no name
+    given = Given(model=module)  # an object has no name
+    fed = prepare(Recipe.parse(recipe(same, {"share": 0.5})), given=given).federation
     assert [problem.personal_net.parameters for problem in fed.problems] == [610, 650]
 
 
@@ -191,7 +193,7 @@ def test_a_printed_recipe_can_be_given_devices() -> None:
 
 def test_bits_reach_the_problem() -> None:
     devices = {"share": 0.5, "bits": 1}, {"share": 0.5, "bits": 8}
-    fed = prepare(Recipe.parse(recipe(*devices)), algorithm=beside()).federation
+    fed = prepare(Recipe.parse(recipe(*devices)), given=Given(algorithm=beside())).federation
     assert [problem.bits for problem in fed.problems] == [1, 8]
 
 
@@ -467,7 +469,7 @@ RECIPES: list[tuple[list[Any], str]] = [
     ([HALF | {"name": "a"}, HALF | {"name": "a"}], r"^devices\[1\]\.name: 'a' is there twice; choose another name$"),
     ([HALF | {"name": "devices 2"}, HALF], r"^devices\[1\]\.name: 'devices 2' is there twice"),
     (
-        [WHOLE | {"model": "cnn"}],
+        [WHOLE | {"model": 5}],
         r"^devices\[0\]\.model: is a section, not a value .*write devices\[0\]\.model\.name=…$",
     ),
     (

@@ -13,7 +13,7 @@ from personafl.algorithms.uplink import CompressedClient, LowRank, TopEntries, W
 from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Exponential, Linear
-from personafl.recipe.values import apply_overrides, read_toml
+from personafl.recipe.values import apply_overrides, from_words, read_toml
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 
@@ -219,3 +219,11 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(BadInput, match=r"latin\.toml: not valid TOML"):
         read_toml(tmp_path / "latin.toml")
+
+
+def test_a_name_stands_for_its_section() -> None:
+    short = Recipe.parse({"method": "ditto", "model": "mlp", "pretrain": {"method": "fedprox"}})
+    whole = {"method": {"name": "ditto"}, "model": {"name": "mlp"}, "pretrain": {"method": {"name": "fedprox"}}}
+    assert short == Recipe.parse(whole)
+    words = from_words(["method=ditto", "method.pull=0.5"], {})
+    assert Recipe.parse(*words).method.options == {"pull": 0.5}

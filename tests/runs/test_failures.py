@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import personafl
+import personafl.data.build as data_build
 from personafl import BadInput, api
 from personafl.errors import Diverged, Failed
 from personafl.report.about import resume_commands
@@ -266,14 +267,14 @@ def test_all_that_cannot_start_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_other_seeds_are_dealt_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_data: Callable[..., Any] = api.data_build.load
+    load_data: Callable[..., Any] = data_build.load
 
     def few(config: Any, seed: int) -> Any:
         if seed == 7:
             raise BadInput("data.min_samples: under seed 7 nobody has enough")
         return load_data(config, seed)
 
-    monkeypatch.setattr(api.data_build, "load", few)
+    monkeypatch.setattr(data_build, "load", few)
     with pytest.raises(BadInput, match="under seed 7"):
         api.compare(RECIPE, seeds=[0, 7], out=tmp_path / "all")
     assert not list(tmp_path.iterdir())

@@ -410,7 +410,7 @@ def test_objects_must_be_given_again(tmp_path: Path) -> None:
     given = {"model": model(), "algorithm": fedavg(Training())}
     with pytest.raises(Crash):
         api.run(RECIPE, **given, out=tmp_path / "run", listener=crash_after(1))  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"begun in Python with model=…, algorithm=…; continue it there"):
+    with pytest.raises(BadInput, match=r"begun in Python with objects \(model=…, algorithm=…\); continue it there"):
         api.resume(tmp_path / "run")
     api.run(RECIPE, **given, out=tmp_path / "run", resume=True)  # type: ignore[arg-type]
 

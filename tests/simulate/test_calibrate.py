@@ -22,6 +22,7 @@ from personafl.core.net import Net
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.runs.given import Given
 from personafl.runs.listener import Note
 from personafl.simulate import calibrate
 from personafl.simulate.calibrate import calibrated, in_doubt, measure
@@ -177,4 +178,4 @@ def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(tmp_path: Path) ->
     assert result.rows
     stacked = Recipe.parse({"rounds": 2, "engine": {"strategy": "stacked"}})
     with pytest.raises(BadInput, match=f"engine.strategy: 'stacked' is not possible: {why}; use \"auto\"$"):
-        prepare(stacked, model=Counts())
+        prepare(stacked, given=Given(model=Counts()))

@@ -16,33 +16,23 @@ def recipe(words: Words = None) -> None:
 
 def methods(as_json: Json = False) -> None:
     """List the methods and their options."""
-    from personafl.algorithms import METHODS
+    from personafl.api.commands import list_methods
 
-    entries = [
-        {"name": name, "summary": method.summary, "paper": method.paper, "options": method.options}
-        for name, method in METHODS.items()
-    ]
-    _listing(entries, as_json)
+    _listing(list_methods(), as_json)
 
 
 def models(as_json: Json = False) -> None:
     """List the models and their options."""
-    from personafl.models import MODELS
-    from personafl.options import describe
+    from personafl.api.commands import list_models
 
-    entries = [
-        {"name": name, "summary": (build.__doc__ or "").splitlines()[0], "options": describe(build)}
-        for name, build in MODELS.items()
-    ]
-    _listing(entries, as_json)
+    _listing(list_models(), as_json)
 
 
 def datasets(as_json: Json = False) -> None:
     """List the kinds of data that can be read."""
-    from personafl.data.sources import SOURCES
+    from personafl.api.commands import list_datasets
 
-    entries = [{"name": s.name, "summary": s.summary, "write": s.usage, "paper": s.paper} for s in SOURCES]
-    _listing(entries, as_json)
+    _listing(list_datasets(), as_json)
 
 
 def _listing(entries: list[dict[str, Any]], as_json: bool) -> None:

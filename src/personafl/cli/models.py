@@ -31,7 +31,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the global model of a run for devices, in its most compact form; personafl.load_model(FILE) reads it."""
-    from personafl.cli.display import Display
+    from personafl.api.display import Display
     from personafl.cli.tables import export_tables
     from personafl.exports.export import export as write
 

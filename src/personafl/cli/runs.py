@@ -130,7 +130,10 @@ def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run or comparison.")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Changes, with which runs that failed begin anew."),
+        typer.Argument(
+            metavar="[KEY.SUB=VALUE]...",
+            help="Changes, with which runs that failed begin anew; or rounds=N, for more in all.",
+        ),
     ] = None,
     engine: EngineName = None,
     address: Address = None,

@@ -69,7 +69,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Estimate time, memory, disk and bytes of a comparison or run, by a few rounds on this machine; warn."""
-    from personafl.cli.display import Display
+    from personafl.api.display import Display
     from personafl.plan.describe import plan_tables
     from personafl.plan.estimate import make_plan
 
@@ -102,7 +102,7 @@ def show_sweep(path: Path, as_json: bool) -> None:
 
 def _shown(work: Any, quiet: bool, as_json: bool) -> None:
     """Run `work(listener)` with progress, and print the sweep that it returns."""
-    from personafl.cli.display import Display
+    from personafl.api.display import Display
     from personafl.sweep.describe import sweep_tables, trial_line
 
     silent = quiet or as_json

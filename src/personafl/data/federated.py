@@ -253,6 +253,11 @@ class FederatedData:
             f"classes={self.classes}, fingerprint={self.fingerprint[:12]})"
         )
 
+    def _repr_html_(self) -> str:
+        from personafl.data.picture import data_html
+
+        return data_html(self)
+
 
 def make_federated(*, task: TaskName | None = None, **fields: Any) -> FederatedData:
     """Build a FederatedData and hash its content; the task follows from y: sequences are next tokens, unless given."""

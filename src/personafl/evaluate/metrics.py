@@ -7,6 +7,8 @@ from torch import Tensor
 
 from personafl.core.losses import Metric
 from personafl.data.federated import SPACE_NAME, FederatedData
+from personafl.errors import BadInput
+from personafl.options import users_code
 
 Metrics = tuple[tuple[str, Metric], ...]
 
@@ -23,6 +25,19 @@ def metrics_of(data: FederatedData) -> Metrics:
 
         return (("word_error", functools.partial(word_error, space=data.label_number(SPACE_NAME))),)
     return ()
+
+
+def measured(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """Return what a metric says of a client's samples: a number, or the mean of one for each sample."""
+    with users_code(f"metrics[{name!r}]: failed on {len(targets)} samples"):
+        value = metric(outputs, targets)
+        found = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if found.ndim and found.shape != targets.shape[:1]:
+        raise BadInput(
+            f"metrics[{name!r}]: returned shape {list(found.shape)} for {len(targets)} samples; return one number, or "
+            f"one for each sample"
+        )
+    return float(found.to(torch.float64).mean())
 
 
 def rmse(outputs: Tensor, targets: Tensor, units: tuple[float, ...]) -> Tensor:

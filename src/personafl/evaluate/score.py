@@ -6,6 +6,8 @@ for rounding); sums over samples are in float64.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,8 +24,8 @@ from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged, runs_of
 from personafl.errors import BadInput
 from personafl.evaluate.choice import Gains
+from personafl.evaluate.metrics import measured
 from personafl.fast.table import enabled
-from personafl.options import users_code
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -172,21 +174,17 @@ class _Trial:
             kind = y.dtype if y.is_floating_point() else torch.float32
             outputs = torch.from_numpy(found[2:, own].T.copy()).to(y.device, kind).reshape(-1, *self._shape)
             for name, metric in self.problem.metrics:
-                metrics[name][client] = measured(name, metric, outputs, y)
+                metrics[name][client] = _value(name, metric, outputs, y)
         return Outcomes(hits=found[0], losses=found[1], sizes=sizes, metrics=metrics)
 
 
-def measured(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
-    """Return what a metric says of a client's samples: a number, or the mean of one for each sample."""
-    with users_code(f"metrics[{name!r}]: failed on {len(targets)} samples"):
-        value = metric(outputs, targets)
-        found = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    if found.ndim and found.shape != targets.shape[:1]:
-        raise BadInput(
-            f"metrics[{name!r}]: returned shape {list(found.shape)} for {len(targets)} samples; return one number, or "
-            f"one for each sample"
-        )
-    return float(found.to(torch.float64).mean())
+def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """Return a client's metric; NaN, with a warning, where it has none: some need samples of two classes, say."""
+    try:
+        return measured(name, metric, outputs, targets)
+    except BadInput as error:
+        warnings.warn(f"{error}; a client is left out of its mean", stacklevel=2)
+        return math.nan
 
 
 def _alone(trial: _Trial, params: Params, data: FederatedData, rows: Rows, step: int) -> Values:

@@ -1,5 +1,7 @@
 """The models of a finished run as files for devices: see `modelfile` for what is in them."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -16,12 +18,14 @@ from torch import nn
 from personafl.core.algorithm import Algorithm
 from personafl.core.net import Net
 from personafl.data.federated import FederatedData
+from personafl.data.sources import Dataset
 from personafl.errors import BadInput
 from personafl.exports.card import facts_of, model_card
 from personafl.exports.finished import Finished
 from personafl.exports.onnxfile import check_installed, onnx_file
 from personafl.models.cost import latency, multiply_adds
 from personafl.models.modelfile import Card, Part, card_of, compacted, described, low_rank, pack
+from personafl.runs.given import Given
 from personafl.storage.files import atomic_write, storage
 
 Listener = Callable[[int, int], None]  # models written, of how many
@@ -89,7 +93,7 @@ def export(
     out: str | Path | None = None,
     clients: Sequence[str] | Literal["all"] | None = None,
     *,
-    data: FederatedData | None = None,
+    data: FederatedData | Dataset | None = None,
     model: nn.Module | None = None,
     algorithm: Algorithm | None = None,
     onnx: bool = False,
@@ -103,11 +107,25 @@ def export(
     for onnxruntime, .onnx. A run that was begun with objects needs the same ones again. With a `batch`, the time that
     the networks take for so many samples is measured too.
     """
+    return write_models(run, out, clients, Given(data, model, algorithm), onnx=onnx, batch=batch, listener=listener)
+
+
+def write_models(
+    run: str | Path,
+    out: str | Path | None,
+    clients: Sequence[str] | Literal["all"] | None,
+    given: Given,
+    *,
+    onnx: bool = False,
+    batch: int | None = None,
+    listener: Listener | None = None,
+) -> Exported:
+    """Write models as `export` does, with the objects that the run was begun with."""
     if onnx:
         check_installed()
     run = Path(run)
     out = run / "export" if out is None else Path(out)
-    finished = Finished(run, data, model, algorithm)
+    finished = Finished(run, given)
     members = finished.members(clients)
     shared = [None] if finished.has(None, "global") else []
     if members and not finished.has(members[0], "personal", "tuned"):

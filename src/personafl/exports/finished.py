@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-import personafl.data.build as data_build
-from personafl.core.algorithm import Algorithm
 from personafl.core.net import Net
 from personafl.core.split import listed
-from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.exports.card import Origin
 from personafl.models.modelfile import Part, assembled
@@ -20,9 +17,11 @@ from personafl.recipe.recipe import Recipe
 from personafl.recipe.values import read_toml
 from personafl.runs.build import prepare
 from personafl.runs.checkpoints import opened
+from personafl.runs.given import Given, check_objects
 from personafl.runs.job import Job, check_split
 from personafl.runs.problems import shared_network
-from personafl.runs.result import Result
+from personafl.runs.result import Result, chosen
+from personafl.runs.scoring import score
 from personafl.runs.sizes import packed_models
 from personafl.storage.files import read_json
 from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, resume_command
@@ -31,15 +30,13 @@ from personafl.storage.rundir import COMPARISON_FILE, RunDirectory, resume_comma
 class Finished:
     """A finished run and the models in it; client None stands for what all share."""
 
-    def __init__(
-        self, run: Path, data: FederatedData | None, model: nn.Module | None, algorithm: Algorithm | None
-    ) -> None:
+    def __init__(self, run: Path, given: Given) -> None:
         recipe = _recipe(run)
-        _check_objects(run, [name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None])
-        self._data = data or data_build.load(recipe.data, recipe.seed)  # as it is given to exported models
-        remedy = f"; put them back, or if they were an object: personafl.export({str(run)!r}, data=…)"
+        check_objects(run, given, "open it in Python: personafl.load({path}, {objects})")
+        self._data = given.dealt(recipe)  # as it is given to exported models
+        remedy = f"; put them back, or if they were an object: personafl.load({str(run)!r}, data=…)"
         check_split(run, self._data, remedy)
-        job, directory = prepare(recipe, self._data, model, algorithm), RunDirectory(run)
+        job, directory = prepare(recipe, self._data, given), RunDirectory(run)
         self._simulation, self._tuned = opened(job, directory, directory.checkpoint())
         self._run, self._result, self._alone = run, Result.load(run), _alone(run, recipe)
         self.origin = _origin(job)
@@ -65,6 +62,19 @@ class Finished:
         if client is None:
             return packed_models(self._simulation, self._tuned, int(self.origin.learners.data.seen[0]), None)
         return packed_models(self._simulation, self._tuned, client, int(self._simulation.homes[client]))
+
+    def choice(self, client: int) -> str:
+        """Return the model that a client chose by validation data: global, personal, tuned, or "blend 0.25" and such.
+
+        They are scored again for it, of all clients who are seen or unseen as this one is, for each learns from all.
+        """
+        data, caution = self.origin.learners.data, self.origin.recipe.evaluation.caution
+        members = data.seen if client in data.seen else data.unseen
+        if not len(data.validation.flat):
+            raise BadInput(f"{self._run}: has no validation data to choose by; begin a run with data.validation = 0.2")
+        scored = score(self._simulation, self._tuned, members, {"validation": data.validation}, blends=True)
+        names, picks = chosen(scored, caution)
+        return names[int(picks[list(members).index(client)])] if names else ""
 
     def accuracies(self, client: int | None) -> dict[str, float]:
         """Return test accuracies by model, of a client or as means over seen ones; also that of training alone.
@@ -128,14 +138,6 @@ def _alone(run: Path, recipe: Recipe) -> Result | None:
         if local and path.parent != run.resolve() and read_json(path.with_name("split.json"))["fingerprint"] == split:
             return Result.load(path.parent)
     return None
-
-
-def _check_objects(run: Path, given: list[str]) -> None:
-    begun = read_json(run / "environment.json")["objects"]
-    if given != begun:
-        call = "".join(f", {name}=…" for name in begun)
-        what = f"was begun in Python with objects ({', '.join(begun)})" if begun else "was begun without objects"
-        raise BadInput(f"{run}: {what}; export it in Python: personafl.export({str(run)!r}{call})")
 
 
 def _origin(job: Job) -> Origin:

@@ -214,6 +214,12 @@ def summed(parts: Sequence[Part]) -> Params:
     return total
 
 
+def blended(models: Mapping[str, Sequence[Part]], share: float) -> tuple[Part, ...]:
+    """Return the model between the global and the last personal one, of which it has so large a share."""
+    shared, own = summed(models["global"]), summed(models["tuned" if "tuned" in models else "personal"])
+    return ({name: torch.lerp(shared[name], own[name], share) for name in shared},)
+
+
 def _net(path: Path, card: Card, data: FederatedData, module: nn.Module | None) -> Net:
     name = card.network.name
     remedy = f"personafl.load_model({str(path)!r}, module=…)"

@@ -63,6 +63,8 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     """Set `key.sub` in nested values."""
     *sections, last = key.split(".")
     for section in sections:
+        if section in ("method", "model") and isinstance(values.get(section), str):  # by its name alone
+            values[section] = {"name": values[section]}
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise BadInput(f"{key}: {section!r} is a value here, not a section (given: {values!r})")

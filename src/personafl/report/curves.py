@@ -165,3 +165,18 @@ def _pictures(curves: Mapping[str, Curve], y_title: str, styles: Mapping[str, in
             ends = "; ".join(f"{one.label} ends at {one.y[-1]:.4g}" for one in series)
             chart = Chart(title="", x_title=x_title, y_title=y_title, series=series)
             yield axis, in_two_widths(chart, f"{y_title} against {x_title}: {ends}")
+
+
+def sketch(runs: Sequence[Run], width: float = 460.0, plot: float = 170.0) -> str:
+    """Return one small picture, accuracy against rounds, for a notebook; nothing where there is no curve."""
+    curves = {label: joined([(run, _last(run)) for run in ready(own)]) for label, own in by_label(runs).items()}
+    series = [
+        Series(label=label, x=[point["round"] for point in curve.at], y=curve.mean, error=curve.std, band=True)
+        for label, curve in curves.items()
+        if len(curve.mean) > 1
+    ]
+    if not series:
+        return ""
+    chart = Chart(title="", x_title="round", y_title="test accuracy, %", series=series)
+    ends = "; ".join(f"{one.label} ends at {one.y[-1]:.4g}" for one in series)
+    return chart.inline(width, plot, f"test accuracy against rounds: {ends}")

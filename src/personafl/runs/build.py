@@ -5,9 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-import personafl.data.build as data_build
 from personafl.core import rng, wire
 from personafl.core.algorithm import Algorithm, untrained_upload
 from personafl.core.batches import counted_samples
@@ -16,6 +14,7 @@ from personafl.data.inputs import as_seen
 from personafl.errors import BadInput
 from personafl.models import make_net_and_split
 from personafl.recipe.recipe import Recipe
+from personafl.runs.given import NOTHING, Given
 from personafl.runs.job import Job
 from personafl.runs.learners import make_learners, make_method, use_hardware
 from personafl.runs.problems import Maker
@@ -34,26 +33,25 @@ _MOST_SAMPLES = 10**8  # that a client goes through in an update: a gigabyte of 
 def prepare(
     recipe: Recipe,
     data: FederatedData | None = None,
-    model: nn.Module | None = None,
-    algorithm: Algorithm | None = None,
+    given: Given = NOTHING,
     profiles: NDArray[np.int64] | None = None,
     make: Maker = make_net_and_split,
 ) -> Job:
-    """Check a recipe against its data and build what the run needs; objects given here replace the recipe's.
+    """Check a recipe against its data and build what the run needs; what is given replaces what the recipe names.
 
-    `profiles` are the kinds of devices, [clients], where they are known and need not be dealt. `make` makes the network
-    and its split; who prepares many runs need not have each network made again.
+    `data` are the run's data where they are dealt already. `profiles` are the kinds of devices, [clients], where they
+    are known and need not be dealt. `make` makes the network and its split; who prepares many runs need not have each
+    network made again.
     """
-    objects = tuple(name for name, given in (("model", model), ("algorithm", algorithm)) if given is not None)
-    algorithm = _method(recipe, algorithm)
+    algorithm = _method(recipe, given.algorithm)
     device, dtype = use_hardware(recipe.engine)
     if device.type != "cpu" and on_other_machines():
         raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
-    data = _data(recipe, data, dtype)
+    data = _data(recipe, data or given.dealt(recipe), dtype)
     cohort = recipe.federation.size(len(data.seen))
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
-    who = make_learners(recipe, algorithm, data, kinds, device, dtype, model, make)
+    who = make_learners(recipe, algorithm, data, kinds, device, dtype, given.model, make, given.loss, given.metrics)
     start = make_start(recipe, who.problems[0].net, data.moments, data.scale)
     federation = Federation(
         algorithm=algorithm,
@@ -74,7 +72,7 @@ def prepare(
     )
     _check_work(federation)
     _rehearse(federation)
-    return Job(recipe, federation, objects)
+    return Job(recipe, federation, given.names)
 
 
 def _check_work(federation: Federation) -> None:
@@ -105,9 +103,9 @@ def _method(recipe: Recipe, algorithm: Algorithm | None) -> Algorithm:
     return algorithm
 
 
-def _data(recipe: Recipe, data: FederatedData | None, dtype: torch.dtype) -> FederatedData:
+def _data(recipe: Recipe, data: FederatedData, dtype: torch.dtype) -> FederatedData:
     """Return the data as the networks see them."""
-    data = as_seen(data or data_build.load(recipe.data, recipe.seed), recipe.data, dtype)
+    data = as_seen(data, recipe.data, dtype)
     if recipe.evaluation.split == "validation" and not len(data.validation.flat):
         raise BadInput("evaluation.split: there are no validation data to score on; set data.validation=0.2")
     return data

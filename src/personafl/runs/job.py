@@ -83,13 +83,6 @@ class Job:
             keys = ", ".join(key for key in Recipe.model_fields if getattr(old, key) != getattr(new, key))
             raise BadInput(f"{directory.path}: was begun with another recipe (see {keys}); choose another --out")
         begun = read_json(directory.path / "environment.json")
-        objects = begun["objects"]
-        if list(self.objects) != objects:
-            call = ", ".join(f"{name}=…" for name in objects) or "neither model nor algorithm"
-            raise BadInput(
-                f"{directory.path}: was begun in Python with {call}; "
-                "continue it there: personafl.run(…, the same arguments, resume=True)"
-            )
         now = self._defaults()
         for key, before in begun.get("defaults", self._first_defaults()).items():
             if key in now and now[key] != before:

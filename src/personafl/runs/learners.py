@@ -1,5 +1,7 @@
 """From a recipe to what clients know, which is all that a device builds: nothing of a server or a simulation."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -7,6 +9,7 @@ from torch import nn
 
 from personafl.algorithms.uplink import compressed
 from personafl.core.algorithm import Algorithm
+from personafl.core.losses import Loss, Metric
 from personafl.data.federated import FederatedData
 from personafl.models import make_net_and_split
 from personafl.recipe.engine import EngineSection
@@ -45,10 +48,12 @@ def make_learners(
     dtype: torch.dtype,
     model: nn.Module | None = None,
     make: Maker = make_net_and_split,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Learners:
     """Return the clients of a recipe, with data as networks see them; `kinds` says what device each has, [clients]."""
     data = placed(data, device, dtype, recipe.engine.data_mb)
-    problems = make_problems(recipe, algorithm, data, model, make, device, dtype)
+    problems = make_problems(recipe, algorithm, data, model, make, device, dtype, loss, metrics)
     memory, low = recipe.engine.memory_mb * 2**20, recipe.engine.dtype == "bfloat16"
     engines = tuple(Engine.fitted(each, recipe.engine.strategy, memory, device, bfloat16=low) for each in problems)
     return Learners(algorithm.client, data, problems, kinds, engines, recipe.seed, dtype)

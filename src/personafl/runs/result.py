@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ class Result:
         return {"rows": self.rows, "clients": self.columns, "peak_memory_mb": self.peak_memory_mb}
 
     @classmethod
-    def load(cls, path: Path) -> Result:
+    def load(cls, path: Path) -> Self:
         """Read the result of a finished run."""
         values = read_json(path / "result.json")
         rows = [_in_order(row, ROW) for row in values["rows"]]

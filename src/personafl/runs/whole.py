@@ -1,19 +1,16 @@
 """A recipe run in a directory, from nothing or from where it stopped, with stage (a) first if there is one."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-import personafl.data.build as data_build
-from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.errors import Failed
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.runs.given import NOTHING, Given, check_objects
 from personafl.runs.job import check_split
 from personafl.runs.listener import Listener
 from personafl.runs.loop import run_job
@@ -23,6 +20,7 @@ from personafl.storage.files import read_json
 from personafl.storage.rundir import RunDirectory, refuse_existing, set_aside
 
 CHANGES_FILE = "changes.json"  # of a run that began anew after it failed: keys of its recipe and their new values
+CONTINUE = "continue it there: personafl.resume({path}, {objects})"
 
 
 def run_in(
@@ -30,36 +28,38 @@ def run_in(
     recipe: Recipe,
     *,
     data: FederatedData | None = None,
-    model: nn.Module | None = None,
-    algorithm: Algorithm | None = None,
+    given: Given = NOTHING,
     resume: bool = True,
     listener: Listener | None = None,
     also: Mapping[str, str] | None = None,
 ) -> Result:
     """Run a recipe with whole paths; with `resume` a directory that is there is continued, unless it diverged.
 
-    `also` are further files of a new directory, by name.
+    `given` are objects in place of what the recipe names, `data` the data where they are dealt already. `also` are
+    further files of a new directory, by name.
     """
     again = resume and path.exists()
     if not again:
         refuse_existing(path)
     elif (failure := Failure.of(path)) is not None and failure.diverged:
         raise failure.error(path)
-    job = prepare(recipe, data, model, algorithm)
+    if again and (path / "environment.json").exists():
+        check_objects(path, given, CONTINUE)
+    job = prepare(recipe, data, given)
     if again:
         check_split(path, job.federation.data)
         directory = RunDirectory(path)
     else:
         directory = RunDirectory.create(path, job.files() | dict(also or {}))
     if (first := recipe.for_pretraining()) is not None:
-        data = data or data_build.load(recipe.data, recipe.seed)
+        data = data or given.dealt(recipe)
         try:
-            run_in(path / "pretrain", first, data=data, model=model, listener=listener)
+            run_in(path / "pretrain", first, data=data, given=replace(given, algorithm=None), listener=listener)
         except Failed as error:
             failure = pretraining(path / "pretrain")
             failure.keep(path)
             raise failure.error(path) from error
-        job = dataclasses.replace(prepare(recipe.started(path / "pretrain"), data, model, algorithm), recipe=recipe)
+        job = replace(prepare(recipe.started(path / "pretrain"), data, given), recipe=recipe)
     return run_job(job, directory, listener)
 
 
@@ -83,4 +83,4 @@ def pretraining(path: Path) -> Failure:
     """Return why stage (a) in a directory failed, as the runs that were to start from it say it."""
     failure = Failure.of(path)
     assert failure is not None  # it was kept when it was raised
-    return dataclasses.replace(failure, when="", reason=f"pre-training {failure.words}")
+    return replace(failure, when="", reason=f"pre-training {failure.words}")

@@ -107,6 +107,20 @@ class RunDirectory:
         write_json(self.path / "checkpoint.json", {**vars(checkpoint), "server": zlib.crc32(server)})
         self._remove_servers_but(checkpoint.rounds)
 
+    def forget_tuned(self) -> None:
+        """Commit the last checkpoint without the fine-tuned states: what comes out of more rounds is tuned anew."""
+        checkpoint = self.checkpoint()
+        if checkpoint.tuned:
+            write_json(self.path / "checkpoint.json", {**vars(checkpoint), "tuned": 0})
+
+    def replace_recipe(self, text: str, name: str = "recipe.toml") -> None:
+        """Put another recipe in the place of the one that the directory was begun with; a crash leaves one of both."""
+        file = self.path / name
+        with storage(file):
+            _fingerprint_file(file).unlink(missing_ok=True)
+        atomic_write(file, text.encode())
+        atomic_write(_fingerprint_file(file), _fingerprint(text.encode()))
+
     def server_bytes(self, checkpoint: Checkpoint) -> bytes:
         """Return the server's state at a checkpoint."""
         path = self._server_file(checkpoint.rounds)

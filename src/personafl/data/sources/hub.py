@@ -18,11 +18,15 @@ LOCAL = "use a local source instead: digits, a .npz file, MNIST, CIFAR, CSV or L
 
 def read_hub(name: str, reading: Reading) -> Dataset:
     """Read the train and test splits of a data set: images, text or a table, with a column of labels."""
-    found = _splits(name)
+    return from_splits(f"hf:{name}", Path(name).name, _splits(name), reading)
+
+
+def from_splits(where: str, name: str, found: Mapping[str, Any], reading: Reading) -> Dataset:
+    """Make a data set of the splits train and test, or validation where there is no test."""
     keys = [key for key in ("train", "test" if "test" in found else "validation") if key in found]
     if not keys:
-        raise BadInput(f"hf:{name}: has no split called train or test; save one and name its folder, hf:FOLDER")
-    halves, where = [found[key] for key in keys], f"hf:{name}"
+        raise BadInput(f"{where}: has no split called train or test; save one and name its folder, hf:FOLDER")
+    halves = [found[key] for key in keys]
     columns = halves[0].column_names
     wanted = columns if reading.features is None else reading.features
     image = next((column for column in IMAGES if column in columns and column in wanted), None)
@@ -40,7 +44,7 @@ def read_hub(name: str, reading: Reading) -> Dataset:
             reading = reading.model_copy(update={"features": tuple(texts[:1])})
     else:
         x = _images(where, [value for half in halves for value in _values(where, half, image)], reading)
-    return from_frames(where, Path(name).name, frames, reading, names, x)
+    return from_frames(where, name, frames, reading, names, x)
 
 
 def _splits(name: str) -> Mapping[str, Any]:

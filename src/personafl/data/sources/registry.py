@@ -79,18 +79,21 @@ SOURCES = (
 
 UNDERSTOOD = "understood: " + "; ".join(source.usage for source in SOURCES)
 
-
+IN_PYTHON = "python:"  # begins what a recipe has for the source of data that were an object
 _COLUMNS = ("label", "user", "split", "features", "drop", "categories", "missing")
 
 
 def load_dataset(source: str, reading: Reading = AS_FOUND) -> Dataset:
     """Load `digits`, a file, a folder or `hf:NAME`; the format is told from the name and the contents."""
     if source == "digits":
-        _check_keys(source, reading)
+        check_keys(source, reading)
         return _digits(reading)
     if source.startswith("hf:"):
-        _check_keys(source, reading, *_COLUMNS, "size")
+        check_keys(source, reading, *_COLUMNS, "size")
         return read_hub(source.removeprefix("hf:"), reading)
+    if source.startswith(IN_PYTHON):
+        kind = source.removeprefix(IN_PYTHON)
+        raise BadInput(f"data.source = {source!r}: was an object in Python ({kind}); go on there, and give it again")
     path = Path(source).expanduser()
     if not path.exists():
         looks_like_path = path.suffix or len(path.parts) > 1
@@ -108,11 +111,11 @@ def _named_remedy(source: str) -> str:
 
 def _file(path: Path, reading: Reading) -> Dataset:
     if path.suffix == ".npz":
-        _check_keys(str(path), reading, "label", "user", "split")
+        check_keys(str(path), reading, "label", "user", "split")
         return read_npz(path, reading)
     if is_table(path):
         return _table(path, path, reading)
-    _check_keys(str(path), reading)
+    check_keys(str(path), reading)
     if path.suffix == ".json":
         return read_leaf(path, reading)
     if "idx" in path.name:
@@ -127,9 +130,9 @@ def _folder(path: Path, reading: Reading) -> Dataset:
         return _table(path, tables[0], reading)
     known = idx_images(path) or cifar_batches(path) or leaf_files(path)
     if not known and (files := image_files(path)):
-        _check_keys(str(path), reading, "size")
+        check_keys(str(path), reading, "size")
         return read_images(path, files, reading)
-    _check_keys(str(path), reading)
+    check_keys(str(path), reading)
     if idx_images(path):
         return read_idx(path, reading)
     if cifar_batches(path):
@@ -142,11 +145,11 @@ def _folder(path: Path, reading: Reading) -> Dataset:
 def _table(path: Path, first: Path, reading: Reading) -> Dataset:
     """Read a table, or AG News's layout: there no column is called as a label is, and lines begin with a class."""
     news = first.suffix == ".csv" and reading.label is None and is_news(first)
-    _check_keys(str(path), reading, *(() if news else _COLUMNS))
+    check_keys(str(path), reading, *(() if news else _COLUMNS))
     return read_news(path, reading) if news else read_table(path, reading)
 
 
-def _check_keys(where: str, reading: Reading, *known: str) -> None:
+def check_keys(where: str, reading: Reading, *known: str) -> None:
     """Refuse keys that say nothing of this format, for their user expects something of them."""
     for key in (*_COLUMNS, "size"):
         if key not in known and reading.who == "all" and getattr(reading, key) != getattr(AS_FOUND, key):

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from personafl.core.reading import Reading
-from personafl.core.tree import Params
 from personafl.data.sources import load_dataset
 from personafl.deploy.device.datafile import dealt_rows
 from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
 from personafl.exports.card import Origin, facts_of, model_card
-from personafl.models.modelfile import Card, Part, card_of, compacted, load_model, pack, summed
+from personafl.models.modelfile import Card, blended, card_of, compacted, load_model, pack
 from personafl.models.predicting import SUPPORTED, Predictions, output_names, predictions
 from personafl.runs.result import chosen
 from personafl.runs.scoring import Scored, score, tune
@@ -55,7 +54,7 @@ def keep_best(client: LocalClient, directory: Path) -> Kept:
     accuracies = {model: float(s.accuracy[0]) for (model, split), s in scored.scores.items() if split == "test"}
     accuracies = {model: value for model, value in accuracies.items() if np.isfinite(value)}
     kind = "blend" if name.startswith("blend") else name
-    parts = _blended(models, float(name.removeprefix("blend "))) if kind == "blend" else compacted(models[name])
+    parts = blended(models, float(name.removeprefix("blend "))) if kind == "blend" else compacted(models[name])
     whose = None if name == "global" else client.number
     origin = Origin(recipe, side.learners, client.method, client.network)
     if name in accuracies:
@@ -75,12 +74,6 @@ def _choice(scored: Scored, caution: float, models: dict[str, Any]) -> str:
         return names[int(picks[0])]
     own = "tuned" if "tuned" in models else "personal"
     return "global" if "global" in models and (scored.chooses[0] or own not in models) else own
-
-
-def _blended(models: dict[str, tuple[Part, ...]], share: float) -> tuple[Part, ...]:
-    shared: Params = summed(models["global"])
-    own = summed(models["tuned" if "tuned" in models else "personal"])
-    return ({name: torch.lerp(shared[name], own[name], share) for name in shared},)
 
 
 @torch.no_grad()

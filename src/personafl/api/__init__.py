@@ -1,0 +1,98 @@
+"""The Python interface: what the command line does, one function each, with objects where a recipe would have names.
+
+calls        what the arguments of a call mean
+running      run, compare, resume, load
+result       what runs found: tables, each client's model, predictions, more rounds
+directories  what there is in the directories of runs
+progress     who is told how far runs are; display: a terminal; shown: results as text and in a notebook
+commands     the other commands: listings, descriptions, plans, sweeps, reports, …
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from personafl.api.calls import as_recipe
+    from personafl.api.commands import (
+        deal,
+        describe_data,
+        describe_model,
+        fit_device,
+        list_datasets,
+        list_methods,
+        list_models,
+        make_plan,
+        make_recipe,
+        predict,
+        run_sweep,
+        wait_times,
+        watch_runs,
+        write_report,
+    )
+    from personafl.api.directories import FailedRun, failed_in, notes_of, recipe_of, warnings_of
+    from personafl.api.progress import Listeners, RoundDone
+    from personafl.api.result import Best, Comparison, Result, finished_in, joined, results_of, rows_of
+    from personafl.api.running import compare, load, resume, run
+    from personafl.storage.rundir import run_path
+
+_HOMES = {
+    "personafl.api.calls": ("as_recipe",),
+    "personafl.api.commands": (
+        *("deal", "describe_data", "describe_model", "fit_device", "list_datasets", "list_methods", "list_models"),
+        *("make_plan", "make_recipe", "predict", "run_sweep", "wait_times", "watch_runs", "write_report"),
+    ),
+    "personafl.api.directories": ("FailedRun", "failed_in", "notes_of", "recipe_of", "warnings_of"),
+    "personafl.api.progress": ("Listeners", "RoundDone"),
+    "personafl.api.result": ("Best", "Comparison", "Result", "finished_in", "joined", "results_of", "rows_of"),
+    "personafl.api.running": ("compare", "load", "resume", "run"),
+    "personafl.storage.rundir": ("run_path",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Best",
+    "Comparison",
+    "FailedRun",
+    "Listeners",
+    "Result",
+    "RoundDone",
+    "as_recipe",
+    "compare",
+    "deal",
+    "describe_data",
+    "describe_model",
+    "failed_in",
+    "finished_in",
+    "fit_device",
+    "joined",
+    "list_datasets",
+    "list_methods",
+    "list_models",
+    "load",
+    "make_plan",
+    "make_recipe",
+    "notes_of",
+    "predict",
+    "recipe_of",
+    "results_of",
+    "resume",
+    "rows_of",
+    "run",
+    "run_path",
+    "run_sweep",
+    "wait_times",
+    "warnings_of",
+    "watch_runs",
+    "write_report",
+]
+
+
+# Loaded at first use: the listings of the command line need no torch.
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'personafl.api' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
