@@ -172,6 +172,7 @@ def test_a_gru_with_an_own_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch loops over clients in one operation
 def test_a_hugging_face_module(tmp_path: Path) -> None:
     """A transformer of theirs, as a network that gives scores."""
     transformers = pytest.importorskip("transformers")

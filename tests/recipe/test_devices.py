@@ -344,7 +344,7 @@ def test_who_cannot_choose_is_no_evidence_for_the_others() -> None:
     )
 
     def among(values: Any, filler: float) -> Any:
-        given = {key: value for key, value in vars(values).items() if value is not None}
+        given = {key: value for key, value in vars(values).items() if isinstance(value, np.ndarray)}
         kinds = {key: np.full(2, 0 if value.dtype.kind == "i" else filler) for key, value in given.items()}
         return type(values)(**{key: np.concatenate([kinds[key], value]) for key, value in given.items()})
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from personafl.core.algorithm import Algorithm
-from personafl.core.losses import Loss, Metric
 from personafl.data.config import parse_partition
 from personafl.data.federated import FederatedData
 from personafl.data.sources import Dataset
@@ -26,6 +25,15 @@ _TAKEN = ("accuracy", "loss", "samples", "word_error", "rmse", "mae", "exact")  
 _PLAIN = (str, int, float, bool, list, dict, type(None), Path)
 
 
+class Objects(NamedTuple):
+    """What a call gives in place of what a recipe names, unchecked; a model may be a name too."""
+
+    model: Any = None
+    algorithm: Any = None
+    loss: Any = None
+    metrics: Any = None
+
+
 def as_recipe(recipe: RecipeLike) -> Recipe:
     """Return a recipe given as itself, as nested dicts, or as a TOML file's path."""
     if isinstance(recipe, Recipe):
@@ -38,10 +46,7 @@ def understood(
     *,
     data: Any,
     recipe: RecipeLike | None,
-    model: nn.Module | str | Mapping[str, Any] | None,
-    algorithm: Algorithm | None,
-    loss: Loss | None,
-    metrics: Mapping[str, Metric] | None,
+    objects: Objects,
     user: Any,
     label: str | Sequence[str] | None,
     partition: str | Mapping[str, Any] | None,
@@ -57,7 +62,7 @@ def understood(
         "data.user": user if isinstance(user, str) else None,
         "data.label": _column("label", label),
         "data.partition": _partition(partition),
-        **_model_keys(model),
+        **_model_keys(objects.model),
         **_checked_settings(settings),
     }
     found = {key: value for key, value in found.items() if value is not None}
@@ -71,18 +76,17 @@ def understood(
     if named is not None or data is None:
         if user is not None and not isinstance(user, str):
             raise BadInput("user: with data in a file give the name of the column that says whose a row is")
-        return whole, given_of(whole, None, None, model, algorithm, loss, metrics)
-    objects = given_of(whole, data, user, model, algorithm, loss, metrics)
+        return whole, given_of(whole, None, None, objects)
+    given = given_of(whole, data, user, objects)
     if not isinstance(data, FederatedData | Dataset):
         source = whole.data.model_copy(update={"source": f"{IN_PYTHON}{kind_of(data)}"})
         whole = whole.model_copy(update={"data": source})
-    return whole, objects
+    return whole, given
 
 
-def given_of(
-    recipe: Recipe, data: Any, user: Any, model: Any, algorithm: Any, loss: Any = None, metrics: Any = None
-) -> Given:
+def given_of(recipe: Recipe, data: Any, user: Any, objects: Objects) -> Given:
     """Return the objects of a call, checked; data are read as the recipe says."""
+    model, algorithm, loss, metrics = objects
     if isinstance(model, type):
         raise BadInput(f"model: is the class {model.__name__}; give a network of it: model={model.__name__}(…)")
     if not isinstance(model, nn.Module | str | Mapping | None):

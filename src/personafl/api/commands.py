@@ -300,7 +300,8 @@ def _paths(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _understood(first: Any, given: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Recipe, Given]:
-    from personafl.api.calls import understood
+    from personafl.api.calls import Objects, understood
 
-    names = ("data", "recipe", "model", "algorithm", "user", "label", "partition", "settings")
-    return understood(first, **{name: given.get(name) for name in names}, changes=changes)
+    names = ("data", "recipe", "user", "label", "partition", "settings")
+    objects = Objects(given.get("model"), given.get("algorithm"))
+    return understood(first, objects=objects, **{name: given.get(name) for name in names}, changes=changes)

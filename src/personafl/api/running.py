@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from personafl.api.calls import RecipeLike, given_of, method_key, methods_of, path_of, seeds_of, understood
+from personafl.api.calls import Objects, RecipeLike, given_of, method_key, methods_of, path_of, seeds_of, understood
 from personafl.api.directories import FailedRun, failed_in, recipe_of, runs_of, write_own_page
 from personafl.api.progress import Callback, Listeners, told
 from personafl.api.result import Comparison, Result, results_of
@@ -86,10 +86,7 @@ def run(
         data_or_recipe,
         data=data,
         recipe=recipe,
-        model=model,
-        algorithm=algorithm,
-        loss=loss,
-        metrics=metrics,
+        objects=Objects(model, algorithm, loss, metrics),
         user=user,
         label=label,
         partition=partition,
@@ -138,10 +135,7 @@ def compare(
         data_or_recipe,
         data=data,
         recipe=recipe,
-        model=model,
-        algorithm=None,
-        loss=loss,
-        metrics=metrics,
+        objects=Objects(model, None, loss, metrics),
         user=user,
         label=label,
         partition=partition,
@@ -188,7 +182,7 @@ def resume(
     """
     path = path_of(path, "path")
     recipe, changes = recipe_of(path), dict(changes or {})
-    given = given_of(recipe, data, user, model, algorithm, loss, metrics)
+    given = given_of(recipe, data, user, Objects(model, algorithm, loss, metrics))
     if changes or not all((child / "result.json").exists() for _, _, child in runs_of(path)):
         check_objects(path, given, CONTINUE)
     if set(changes) == {"rounds"} and not failed_in(path):
@@ -229,7 +223,7 @@ def load(
     Objects that it was begun with are needed for the models in it alone: `Result.model`, `predict`, `extend`, `export`.
     """
     path = path_of(path, "path")
-    given = given_of(recipe_of(path), data, user, model, algorithm, loss, metrics)
+    given = given_of(recipe_of(path), data, user, Objects(model, algorithm, loss, metrics))
     results = results_of(path, given)
     if (path / COMPARISON_FILE).exists():
         return Comparison(path, tuple(results), tuple(failed_in(path)))

@@ -16,10 +16,8 @@ from personafl.errors import BadInput
 from personafl.models import make_net
 from personafl.models.adapters import is_adapter
 from personafl.models.network import Network, SharedNetwork
-from personafl.options import users_code
 from personafl.recipe.recipe import Recipe
 
-_TRIED = 32  # samples that a metric of the user's is tried on before anything is trained
 Maker = Callable[..., tuple[Net, Split | None]]  # as `make_net_and_split`
 
 
@@ -39,14 +37,18 @@ def make_problems(
     `model` replaces the recipe's network, `loss` the task's, and `metrics` are scored beside its own.
     """
     net, split = _shared(recipe, algorithm, data, model, make)
+    if loss or metrics:
+        from personafl.runs.functions import check_functions  # here, for a device is given none
+
+        check_functions(loss, metrics or {}, net, data)
     task = task_named(data.task)
     shared = Problem(
         net.to(device, dtype),
-        _weighted(recipe, data, task.loss, device, dtype) if loss is None else _tried(loss, net, data),
+        loss or _weighted(recipe, data, task.loss, device, dtype),
         split=split,
         correct=task.correct,
         divergence=task.divergence,
-        metrics=(*_metrics(data), *_tried_metrics(metrics or {}, net, data)),
+        metrics=(*_metrics(data), *(metrics or {}).items()),
         data=data.shape,
     )
     if not recipe.devices:
@@ -62,30 +64,6 @@ def make_problems(
         local = None if own is net else own
         problems.append(dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty))
     return tuple(problems)
-
-
-def _tried(loss: Loss, net: Net, data: FederatedData) -> Loss:
-    """Return a loss of the user's; fail if it does not give one number for each sample, of many clients at once."""
-    outputs, targets = net.probe(data.x[:2]).cpu(), data.y[:2].cpu()
-    targets = targets.to(outputs.dtype) if targets.is_floating_point() else targets
-    with users_code("loss: cannot be used"):
-        value = loss(outputs, targets)
-    if not isinstance(value, torch.Tensor) or value.shape != targets.shape[:1]:
-        found = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise BadInput(f"loss: returned {found} for 2 samples; return one for each of them, as with reduction='none'")
-    with users_code("loss: torch.func.vmap cannot batch it over clients; use operations of torch alone"):
-        torch.func.vmap(loss)(outputs.expand(2, *outputs.shape), targets.expand(2, *targets.shape))
-    return loss
-
-
-def _tried_metrics(metrics: Mapping[str, Metric], net: Net, data: FederatedData) -> tuple[tuple[str, Metric], ...]:
-    """Return metrics of the user's; fail if one does not measure a few samples."""
-    if metrics:
-        from personafl.evaluate.metrics import measured  # here, for a device is given none
-
-        for name, metric in metrics.items():
-            measured(name, metric, net.probe(data.x[:_TRIED]).cpu(), data.y[:_TRIED].cpu())
-    return tuple(metrics.items())
 
 
 def _metrics(data: FederatedData) -> tuple[tuple[str, Metric], ...]:
