@@ -71,15 +71,13 @@ def run(
 
     `method`, `model` (a name or a torch.nn.Module), `partition`, `rounds` and `seed` replace what the recipe has, and
     so do `settings`, by key: {"training.lr": 0.1}. `algorithm` is a method of your own as an object. `loss(outputs,
-    targets)` returns a loss for each sample, [batch], and is trained in place of the task's; each of
-    `metrics`, {"macro_f1": function}, is given all outputs and targets of a client's samples and returns one number, or
-    one for each sample.
+    targets)` returns a loss for each sample, trained in place of the task's; each of `metrics`, {"macro_f1": function},
+    is given all outputs and targets of a client's samples and returns one number, or one for each sample.
 
     The run directory is `out`, or a new one under runs/. With resume=True an existing `out` is continued; give the same
-    objects again, for they are not in the directory.
-
-    `callback` is called with a RoundDone after each round. `progress` says whether progress is shown: None in
-    notebooks and terminals only. `listener` is told everything, as the displays are; it replaces them.
+    objects again, for they are not in the directory. `callback` is called with a RoundDone after each round. `progress`
+    says whether progress is shown: None in notebooks and terminals only. `listener` is told everything, as the displays
+    are; it replaces them.
     """
     changes = {**method_key(method, algorithm), "rounds": rounds, "seed": seed}
     whole, given = understood(
