@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # isort: off
     from personafl.api.commands import deal, describe_data, describe_model, fit_device, list_datasets, list_methods
     from personafl.api.commands import list_models, make_plan, make_recipe, predict, run_sweep, wait_times, watch_runs
+    from personafl.api.deployment import ask_status, issue_certificates, make_authority, revoke_certificates
+    from personafl.api.deployment import run_coordinator, run_device, run_server
+    from personafl.flower.app import write_flower_app
     from personafl.api import RoundDone, write_report
     from personafl.api.result import Best, Comparison, Result
     from personafl.api.running import compare, load, resume, run
@@ -18,6 +21,7 @@ if TYPE_CHECKING:  # isort: off
     from personafl.errors import BadInput, Diverged, Failed, Interrupted, PersonaError, StorageFailed
     from personafl.exports.export import Exported, export
     from personafl.models.modelfile import load_model
+    from personafl.papers.repeat import reproduce
     from personafl.recipe.recipe import Recipe
 
 _ERRORS = ["BadInput", "Diverged", "Failed", "Interrupted", "PersonaError", "StorageFailed"]
@@ -25,11 +29,13 @@ __all__ = ["BadInput", "Diverged", "Failed", "Interrupted", "PersonaError", "Sto
 __all__ += ["Best", "Comparison", "FederatedData", "Recipe", "Result", "RoundDone", "load", "predict", "run_sweep"]
 __all__ += ["describe_data", "describe_model", "list_datasets", "list_methods", "list_models", "make_plan"]
 __all__ += ["Exported", "deal", "export", "fit_device", "load_model", "make_recipe", "wait_times", "watch_runs"]
-__all__ += ["write_report"]
+__all__ += ["ask_status", "issue_certificates", "make_authority", "reproduce", "revoke_certificates", "run_coordinator"]
+__all__ += ["run_device", "run_server", "write_flower_app", "write_report"]
 
 __version__ = "0.1.0"
 _HOMES = dict.fromkeys(_ERRORS, "errors") | dict.fromkeys(("Exported", "export"), "exports.export")
 _HOMES |= {"FederatedData": "data.federated", "Recipe": "recipe.recipe", "load_model": "models.modelfile"}
+_HOMES |= {"reproduce": "papers.repeat", "write_flower_app": "flower.app"}
 
 
 # Loaded at first use: torch takes seconds to import, and `personafl --help` needs none of it.

@@ -6,6 +6,7 @@ result       what runs found: tables, each client's model, predictions, more rou
 directories  what there is in the directories of runs
 progress     who is told how far runs are; display: a terminal; shown: results as text and in a notebook
 commands     the other commands: listings, descriptions, plans, sweeps, reports, …
+deployment   certificates, servers, devices
 """
 
 import importlib
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
         watch_runs,
         write_report,
     )
+    from personafl.api.deployment import (
+        ask_status,
+        issue_certificates,
+        make_authority,
+        revoke_certificates,
+        run_coordinator,
+        run_device,
+        run_server,
+    )
     from personafl.api.directories import FailedRun, failed_in, notes_of, recipe_of, warnings_of
     from personafl.api.progress import Listeners, RoundDone
     from personafl.api.result import Best, Comparison, Result, finished_in, joined, results_of, rows_of
@@ -40,6 +50,10 @@ _HOMES = {
     "personafl.api.commands": (
         *("deal", "describe_data", "describe_model", "fit_device", "list_datasets", "list_methods", "list_models"),
         *("make_plan", "make_recipe", "predict", "run_sweep", "wait_times", "watch_runs", "write_report"),
+    ),
+    "personafl.api.deployment": (
+        *("ask_status", "issue_certificates", "make_authority", "revoke_certificates", "run_coordinator"),
+        *("run_device", "run_server"),
     ),
     "personafl.api.directories": ("FailedRun", "failed_in", "notes_of", "recipe_of", "warnings_of"),
     "personafl.api.progress": ("Listeners", "RoundDone"),
@@ -57,6 +71,7 @@ __all__ = [
     "Result",
     "RoundDone",
     "as_recipe",
+    "ask_status",
     "compare",
     "deal",
     "describe_data",
@@ -64,11 +79,13 @@ __all__ = [
     "failed_in",
     "finished_in",
     "fit_device",
+    "issue_certificates",
     "joined",
     "list_datasets",
     "list_methods",
     "list_models",
     "load",
+    "make_authority",
     "make_plan",
     "make_recipe",
     "notes_of",
@@ -76,9 +93,13 @@ __all__ = [
     "recipe_of",
     "results_of",
     "resume",
+    "revoke_certificates",
     "rows_of",
     "run",
+    "run_coordinator",
+    "run_device",
     "run_path",
+    "run_server",
     "run_sweep",
     "wait_times",
     "warnings_of",

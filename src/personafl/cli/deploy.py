@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import json
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +11,9 @@ from rich.table import Table
 
 from personafl.cli.console import err, out, say
 from personafl.cli.options import Json, parsed
-from personafl.errors import BadInput
 
 if TYPE_CHECKING:
-    from personafl.deploy.server.service import Event
+    pass
 
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the authority.")]
@@ -42,10 +38,9 @@ def pki_init(
     days: Annotated[int, typer.Option(min=1, metavar="N", help="How long the authority is valid.")] = 3650,
 ) -> None:
     """Make an authority, whose certificates machines trust."""
-    _check_installed()
-    from personafl.deploy.pki import init
+    from personafl.api.deployment import make_authority
 
-    say(f"authority: {init(directory, days)}; keep {directory / 'ca.key'} to yourself")
+    say(f"authority: {make_authority(directory, days=days)}; keep {directory / 'ca.key'} to yourself")
 
 
 def pki_issue(
@@ -58,23 +53,17 @@ def pki_issue(
     days: Annotated[int, typer.Option(min=1, metavar="N", help="How long they are valid.")] = 90,
 ) -> None:
     """Issue certificates, or renew them."""
-    _check_installed()
-    from personafl.deploy.net.identity import role_of
-    from personafl.deploy.pki import LOCAL_HOSTS, issue
+    from personafl.api.deployment import issue_certificates
 
-    for name in names:
-        role_of(name)
-    for name in names:
-        files = issue(directory, name, hosts or LOCAL_HOSTS, timedelta(days=days))
+    for name, files in issue_certificates(directory, names, hosts=hosts, days=days).items():
         say(f"{name}: carry {files.certificate}, {files.key} and {files.authority} to its machine")
 
 
 def pki_revoke(directory: Directory, name: Name) -> None:
     """Revoke all certificates of a name; servers that read this directory refuse it from the next call on."""
-    _check_installed()
-    from personafl.deploy.pki import revoke
+    from personafl.api.deployment import revoke_certificates
 
-    say(f"{name}: {revoke(directory, name)} certificates revoked; list: {directory / 'revoked.pem'}")
+    say(f"{name}: {revoke_certificates(directory, name)} certificates revoked; list: {directory / 'revoked.pem'}")
 
 
 def server(
@@ -89,16 +78,19 @@ def server(
     stay: Annotated[bool, typer.Option("--stay", metavar="", help="Serve newcomers after the last round.")] = False,
 ) -> None:
     """Serve a recipe to devices; the same command continues it after a crash."""
-    _check_installed()
-    from personafl.deploy.server.cloudserver import CloudServerConfig, run_cloud_server
-    from personafl.deploy.server.server import ServerConfig, run_server
+    from personafl.api.deployment import run_server
 
-    given = _listening(words, identity, listen, out_path, revoked)
-    if coordinator is None:
-        asyncio.run(run_server(ServerConfig(**given, stay=stay), _tell))
-    else:
-        asyncio.run(run_cloud_server(CloudServerConfig(**given, stay=stay, coordinator=coordinator), _tell))
-    say(f"run directory: {given['out']}")
+    path = run_server(
+        parsed(words),
+        identity=identity,
+        listen=listen,
+        out=out_path,
+        revoked=revoked,
+        coordinator=coordinator,
+        stay=stay,
+        tell=say,
+    )
+    say(f"run directory: {path}")
 
 
 def coordinator(
@@ -109,30 +101,10 @@ def coordinator(
     revoked: Revoked = None,
 ) -> None:
     """Coordinate the servers of a recipe with a cloud; the same command continues it after a crash."""
-    _check_installed()
-    from personafl.deploy.server.coordinator import run_coordinator
-    from personafl.deploy.server.service import ServiceConfig
+    from personafl.api.deployment import run_coordinator
 
-    given = _listening(words, identity, listen, out_path, revoked)
-    asyncio.run(run_coordinator(ServiceConfig(**given), _tell))
-    say(f"run directory: {given['out']}")
-
-
-def _listening(
-    words: list[str] | None, identity: Path, listen: str, out_path: Path | None, revoked: Path | None
-) -> dict[str, Any]:
-    """Return what every process that listens is started with."""
-    from personafl.deploy.net.identity import Files
-    from personafl.runs.start import settled
-
-    recipe = settled(parsed(words))
-    return {
-        "recipe": recipe,
-        "out": out_path or Path("runs") / f"{recipe.name}-{identity.stem}",
-        "files": Files.beside(identity),
-        "revocations": revoked or identity.with_name("revoked.pem"),
-        "listen": listen,
-    }
+    path = run_coordinator(parsed(words), identity=identity, listen=listen, out=out_path, revoked=revoked, tell=say)
+    say(f"run directory: {path}")
 
 
 def device(
@@ -145,21 +117,19 @@ def device(
     ] = None,
 ) -> None:
     """Take part as a device: train on one's own data, send what the method declares, keep the rest."""
-    _check_installed()
-    from personafl.deploy.device.device import DeviceConfig, run_device
-    from personafl.deploy.net.identity import Files
+    from personafl.api.deployment import run_device
 
-    config = DeviceConfig(server=server, data=data, state=state, files=Files.beside(identity), profile=profile)
-    asyncio.run(run_device(config, lambda text: say(f"{identity.stem}: {text}")))
+    def tell(text: str) -> None:
+        say(f"{identity.stem}: {text}")
+
+    run_device(server, data=data, identity=identity, state=state, profile=profile, tell=tell)
 
 
 def status(server: Server, identity: Identity, as_json: Json = False) -> None:
     """Print how far a server is, and which devices are with it; or a coordinator, and its servers."""
-    _check_installed()
-    from personafl.deploy.net.identity import Files
-    from personafl.deploy.net.transport import ask_status
+    from personafl.api.deployment import ask_status
 
-    report = asyncio.run(ask_status(server, Files.beside(identity)))
+    report = ask_status(server, identity=identity)
     if as_json:
         print(json.dumps(report))
         return
@@ -202,11 +172,9 @@ def flower(
     out_path: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder of the app.")] = Path("app"),
 ) -> None:
     """Write a recipe as a Flower app, for those who run a SuperLink: then flwr run DIR."""
-    _check_installed(("flwr", "flwr", "flower"))
-    from personafl.flower.app import write_app
-    from personafl.runs.start import settled
+    from personafl.flower.app import write_flower_app
 
-    write_app(settled(parsed(words)), out_path)
+    write_flower_app(parsed(words), out_path)
     say(f"app: {out_path}; start it with flwr run {out_path}")
 
 
@@ -239,13 +207,3 @@ def predict(
         print(found.to_csv(probabilities).rstrip() if probabilities else "\n".join(found.named))
     if value is not None and not as_json:
         err.print(f"{score}: {value:.4f} on {len(found.outputs)} samples")
-
-
-def _check_installed(*packages: tuple[str, str, str]) -> None:
-    for package, name, extra in packages or (("grpc", "grpcio", "deploy"), ("cryptography", "cryptography", "deploy")):
-        if importlib.util.find_spec(package) is None:
-            raise BadInput(f"{name} is not installed; install the extra: pip install 'personafl[{extra}]'")
-
-
-def _tell(event: Event) -> None:
-    say(str(event))

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import tomli_w
 
+from personafl.api.calls import RecipeLike, as_recipe
+from personafl.api.deployment import check_extra
 from personafl.deploy.server.opening import check_moments, deployable
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
+from personafl.runs.start import settled
 from personafl.storage.files import storage
 
 _PACKAGE = "personafl_app"
@@ -21,6 +24,13 @@ _CLIENT = """from personafl.flower import client_app
 
 app = client_app()
 """
+
+
+def write_flower_app(recipe: RecipeLike, out: str | Path = "app") -> Path:
+    """Write a recipe as a Flower app, for those who run a SuperLink, and return its folder."""
+    check_extra(("flwr", "flwr", "flower"))
+    write_app(settled(as_recipe(recipe)), Path(out))
+    return Path(out)
 
 
 def write_app(recipe: Recipe, out: Path) -> None:

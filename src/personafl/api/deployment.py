@@ -1,0 +1,170 @@
+"""A real deployment from Python, as the commands of the same names: certificates, servers, devices.
+
+Each of `run_server`, `run_coordinator` and `run_device` works until its part is over, as the commands do; a process of
+its own for each is what they are made for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from personafl.errors import BadInput
+
+if TYPE_CHECKING:
+    from personafl.api.calls import RecipeLike
+    from personafl.deploy.net.identity import Files
+
+Tell = Callable[[str], None]  # what is told what happens, line by line
+
+
+def make_authority(directory: str | Path, *, days: int = 3650) -> Path:
+    """Make an authority, whose certificates machines trust, and return its certificate's file."""
+    check_extra()
+    from personafl.deploy.pki import init
+
+    return init(Path(directory), days)
+
+
+def issue_certificates(
+    directory: str | Path, names: Sequence[str], *, hosts: Sequence[str] | None = None, days: int = 90
+) -> dict[str, Files]:
+    """Issue certificates, or renew them, for names such as "server" and "device-1"; return the files of each.
+
+    `hosts` are the names and addresses under which a server is reached; None: this machine's.
+    """
+    check_extra()
+    from personafl.deploy.net.identity import role_of
+    from personafl.deploy.pki import LOCAL_HOSTS, issue
+
+    if isinstance(names, str):
+        raise BadInput(f"names = {names!r}: give a list of them, as in ['server', 'device-1']")
+    for name in names:
+        role_of(name)
+    return {name: issue(Path(directory), name, hosts or LOCAL_HOSTS, timedelta(days=days)) for name in names}
+
+
+def revoke_certificates(directory: str | Path, name: str) -> int:
+    """Revoke all certificates of a name, and return how many; servers that read this directory refuse it then."""
+    check_extra()
+    from personafl.deploy.pki import revoke
+
+    return revoke(Path(directory), name)
+
+
+def run_server(
+    recipe: RecipeLike,
+    *,
+    identity: str | Path,
+    listen: str = "localhost:8443",
+    out: str | Path | None = None,
+    revoked: str | Path | None = None,
+    coordinator: str | None = None,
+    stay: bool = False,
+    tell: Tell | None = None,
+) -> Path:
+    """Serve a recipe to devices until its last round, and return the run directory; one that exists is continued.
+
+    `identity` is this machine's certificate, NAME.pem; NAME.key and ca.pem lie beside it. With a `coordinator`,
+    HOST:PORT, this is one of the servers of a recipe with a cloud. With `stay` it serves newcomers at the end.
+    """
+    check_extra()
+    from personafl.deploy.server import cloudserver, server
+
+    given = _listening(recipe, identity, listen, out, revoked)
+    heard = _heard(tell)
+    if coordinator is None:
+        asyncio.run(server.run_server(server.ServerConfig(**given, stay=stay), heard))
+    else:
+        config = cloudserver.CloudServerConfig(**given, stay=stay, coordinator=coordinator)
+        asyncio.run(cloudserver.run_cloud_server(config, heard))
+    path: Path = given["out"]
+    return path
+
+
+def run_coordinator(
+    recipe: RecipeLike,
+    *,
+    identity: str | Path,
+    listen: str = "localhost:8442",
+    out: str | Path | None = None,
+    revoked: str | Path | None = None,
+    tell: Tell | None = None,
+) -> Path:
+    """Coordinate the servers of a recipe with a cloud, and return the run directory; one that exists is continued."""
+    check_extra()
+    from personafl.deploy.server import coordinator
+    from personafl.deploy.server.service import ServiceConfig
+
+    given = _listening(recipe, identity, listen, out, revoked)
+    asyncio.run(coordinator.run_coordinator(ServiceConfig(**given), _heard(tell)))
+    path: Path = given["out"]
+    return path
+
+
+def run_device(
+    server: str,
+    *,
+    data: str | Path,
+    identity: str | Path,
+    state: str | Path,
+    profile: str | None = None,
+    tell: Tell | None = None,
+) -> None:
+    """Take part as a device: train on one's own data, send what the method declares, keep the rest in `state`.
+
+    `data` is a file that `deal` wrote, or a data set of the device's own; `predict(state, …)` then uses its model.
+    """
+    check_extra()
+    from personafl.deploy.device import device
+    from personafl.deploy.net.identity import Files
+
+    files = Files.beside(Path(identity))
+    config = device.DeviceConfig(server=server, data=str(data), state=Path(state), files=files, profile=profile)
+    asyncio.run(device.run_device(config, tell or _unheard))
+
+
+def ask_status(server: str, *, identity: str | Path) -> dict[str, Any]:
+    """Return how far a server is, and which devices are with it; or a coordinator, and its servers."""
+    check_extra()
+    from personafl.deploy.net import transport
+    from personafl.deploy.net.identity import Files
+
+    return asyncio.run(transport.ask_status(server, Files.beside(Path(identity))))
+
+
+def check_extra(*packages: tuple[str, str, str]) -> None:
+    """Fail if packages (module, name, extra) are not installed; those of a deployment, if none is named."""
+    for package, name, extra in packages or (("grpc", "grpcio", "deploy"), ("cryptography", "cryptography", "deploy")):
+        if importlib.util.find_spec(package) is None:
+            raise BadInput(f"{name} is not installed; install the extra: pip install 'personafl[{extra}]'")
+
+
+def _listening(
+    recipe: RecipeLike, identity: str | Path, listen: str, out: str | Path | None, revoked: str | Path | None
+) -> dict[str, Any]:
+    """Return what every process that listens is started with."""
+    from personafl.api.calls import as_recipe
+    from personafl.deploy.net.identity import Files
+    from personafl.runs.start import settled
+
+    whole, certificate = settled(as_recipe(recipe)), Path(identity)
+    return {
+        "recipe": whole,
+        "out": Path("runs") / f"{whole.name}-{certificate.stem}" if out is None else Path(out),
+        "files": Files.beside(certificate),
+        "revocations": certificate.with_name("revoked.pem") if revoked is None else Path(revoked),
+        "listen": listen,
+    }
+
+
+def _heard(tell: Tell | None) -> Callable[[Any], None]:
+    return _unheard if tell is None else lambda event: tell(str(event))
+
+
+def _unheard(said: Any) -> None:
+    """Nobody listens."""
