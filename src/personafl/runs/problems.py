@@ -10,7 +10,7 @@ from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.losses import Loss, Metric
 from personafl.core.net import Net
 from personafl.core.split import Split
-from personafl.core.tasks import Weighted, task_named
+from personafl.core.tasks import task_named
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.models import make_net
@@ -37,14 +37,16 @@ def make_problems(
     `model` replaces the recipe's network, `loss` the task's, and `metrics` are scored beside its own.
     """
     net, split = _shared(recipe, algorithm, data, model, make)
-    if loss or metrics:
-        from personafl.runs.functions import check_functions  # here, for a device is given none
+    task = task_named(data.task)
+    weights = recipe.training.class_weights
+    if loss or metrics or weights:
+        from personafl.runs.functions import check_functions, weighted  # here, for few devices have any of them
 
         check_functions(loss, metrics or {}, net, data)
-    task = task_named(data.task)
+        loss = loss or weighted(weights, data, task.loss, device, dtype)
     shared = Problem(
         net.to(device, dtype),
-        loss or _weighted(recipe, data, task.loss, device, dtype),
+        loss or task.loss,
         split=split,
         correct=task.correct,
         divergence=task.divergence,
@@ -73,25 +75,6 @@ def _metrics(data: FederatedData) -> tuple[tuple[str, Metric], ...]:
     from personafl.evaluate.metrics import metrics_of  # here, for most devices have classes
 
     return metrics_of(data)
-
-
-def _weighted(recipe: Recipe, data: FederatedData, loss: Loss, device: torch.device, dtype: torch.dtype) -> Loss:
-    """Return a task's loss with the weights of classes that a recipe has."""
-    given = recipe.training.class_weights
-    if given is None:
-        return loss
-    if data.task != "classification":
-        raise BadInput(f"training.class_weights: is for classes, and the task of {data.name} is {data.task}; remove it")
-    if given == "balanced":
-        counts = torch.from_numpy(data.counts("train")[data.seen].sum(axis=0)).to(torch.float64)
-        weights = torch.where(counts > 0, counts.sum() / (counts * (counts > 0).sum()).clamp(min=1), 1.0)
-    elif len(given) != data.classes:
-        raise BadInput(
-            f"training.class_weights: has {len(given)} numbers, and {data.name} {data.classes} classes; give one each"
-        )
-    else:
-        weights = torch.tensor(given, dtype=torch.float64)
-    return Weighted(loss, weights.to(device, dtype))
 
 
 def shared_network(recipe: Recipe, algorithm: Algorithm, data: FederatedData) -> SharedNetwork:

@@ -35,6 +35,10 @@ class DeviceSide(ClientSide):
         return self.received
 
 
+# Sections of a recipe that say nothing to a device, and name methods: to check these, their code would be imported.
+_UNREAD = ("compare", "sweep", "pretrain")
+
+
 class LocalClient:
     """What a device does in a round, without any network."""
 
@@ -60,7 +64,11 @@ class LocalClient:
         cls, text: bytes, whose: str, data: str, number: int, profile: str | None, folder: Path, run: str
     ) -> LocalClient:
         """Return the client that a recipe, sent as text, and data of its own make in a run."""
-        recipe = Recipe.parse(tomllib.loads(text.decode()), whose)
+        try:
+            values = tomllib.loads(text.decode())
+        except ValueError as error:
+            raise BadInput(f"{whose}: is no TOML ({error}); is it a personafl server?") from error
+        recipe = Recipe.parse({key: part for key, part in values.items() if key not in _UNREAD}, whose)
         own = load_own(data, number, recipe)
         return cls(recipe, own, number, profile or own.profile, DeviceState(folder, run, number))
 

@@ -26,6 +26,7 @@ from personafl.deploy.net.messages import Code, Hello, Refused, Update, digest_o
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.history import Closed, History, Member, Open, enrolling, opened_sums, roster_of
 from personafl.deploy.server.opening import adds_sums, deployable, open_directory, open_federation, upload_like
+from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.runs.start import START_FILE
 from personafl.simulate.cohort import draw_cohort
@@ -80,14 +81,14 @@ class Rounds(Journaled):
             if self._like is not None and not self.begun:
                 member = dataclasses.replace(member, sums=opened_sums(sums, self._like, hello))
             self.journal.write("enrolled", **dataclasses.asdict(member))
-            self.members[number] = member
+            self.members = {**self.members, number: member}  # whoever goes through the old ones is not disturbed
             self._refresh()
 
     def leave(self, number: int) -> None:
         """Stop selecting a device."""
         if number in self.members and not self.members[number].left:
             self.journal.write("left", number=number)
-            self.members[number] = dataclasses.replace(self.members[number], left=True)
+            self.members = {**self.members, number: dataclasses.replace(self.members[number], left=True)}
             self._refresh()
 
     # Rounds
@@ -205,10 +206,21 @@ class Rounds(Journaled):
             members, like = taken[kinds == which], wire.dense(self._likes[which])
             for clients in self._base.engines[which].chunks(members, np.zeros_like(members)):
                 files = [self._update_file(self._open.number, client) for client in clients.tolist()]
-                # They were checked when they came.
-                uploads = [wire.dense(wire.decode(file.read_bytes(), like)) for file in files]
+                uploads = [
+                    wire.dense(wire.decode(self._kept(*pair), like)) for pair in zip(files, clients, strict=True)
+                ]
                 joined = self._server.join(joined, tree.stack(uploads), clients)
         return joined
+
+    def _kept(self, file: Path, client: int) -> bytes:
+        """Return an update that was checked when it came, if it is still the same."""
+        with storage(file):
+            data = file.read_bytes() if file.exists() else b""
+        if digest_of(data) != self._open.taken[int(client)]:
+            raise BadInput(
+                f"{file}: was lost or damaged since it was accepted; put a copy back, or begin anew with another --out"
+            )
+        return data
 
     def _closed(self, uploads: Reduced | None, following: int) -> Closed:
         """Keep the server's state after the open round; `following` is the number of the next one."""
@@ -258,10 +270,15 @@ class Rounds(Journaled):
             (self.directory.path / "updates").mkdir(exist_ok=True)
         before = History.of(entries)
         self.members, self._latest, self.last = before.members, before.latest, before.last
+        checkpoint = self.directory.checkpoint()
+        if checkpoint.rounds and not (before.begun and before.opened):
+            raise BadInput(
+                f"{self.directory.path / 'journal.jsonl'}: does not speak of the {checkpoint.rounds} rounds that are "
+                "done, so it was lost or cut; put a copy back, or choose another --out (the model is kept here)"
+            )
         if not before.begun:
             return
         self._standardise(before.moments)
-        checkpoint = self.directory.checkpoint()
         self.done = checkpoint.rounds
         self._side = self._serving(self.directory.server_bytes(checkpoint))
         if before.opened.get("round") == self.done:
