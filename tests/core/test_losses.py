@@ -15,16 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from personafl.core.ctc import ctc_correct, ctc_frames, ctc_loss, edit_distance, word_edits
-from personafl.core.losses import (
-    binary_cross_entropy,
-    binary_divergence,
-    correct,
-    cross_entropy,
-    explained,
-    label_f1,
-    squared_error,
-)
+from personafl.core.losses import correct, cross_entropy
 from personafl.core.shape import TaskName
+from personafl.core.targets import binary_cross_entropy, binary_divergence, explained, label_f1, squared_error
 from personafl.core.tasks import Weighted, task_named
 
 F64 = torch.float64

@@ -101,6 +101,14 @@ CLASSES: dict[str, tuple[Code, Callable[[Update, bytes], Made]]] = {
         Code.BAD_PAYLOAD,
         _header(lambda header: [entry.update(dtype="F99") for entry in header.values() if "dtype" in entry]),
     ),
+    "fifty thousand empty tensors": (
+        Code.BAD_PAYLOAD,
+        _header(
+            lambda header: header.update(
+                {f"change/{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(50_000)}
+            )
+        ),
+    ),
     "a missing entry": (Code.BAD_NAMES, _with(lambda named, name: named.pop(name))),
     "an entry more": (Code.BAD_NAMES, _with(lambda named, name: named.update({"change/more": torch.zeros(2)}))),
     "an undeclared field": (Code.BAD_NAMES, _with(lambda named, name: named.update({"state/v": torch.zeros(2)}))),

@@ -36,22 +36,16 @@ class Weighted:
 
 
 def task_named(name: TaskName) -> Task:
-    """Return a task."""
+    """Return a task; what few devices have is imported when it is asked for."""
     if name == "ctc":
-        from personafl.core.ctc import ctc_correct, ctc_loss  # here, for few devices align sequences
+        from personafl.core.ctc import ctc_correct, ctc_loss
 
         return Task(name, ctc_loss, ctc_correct)  # outputs [batch, frames, classes], targets [batch, length]
-    return _TASKS[name]
+    if name in ("classification", "next-token"):  # outputs […, classes], targets [batch] or [batch, length]
+        return Task(name, losses.cross_entropy, losses.correct)
+    from personafl.core import targets
 
-
-_TASKS = {
-    task.name: task
-    for task in (
-        Task("classification", losses.cross_entropy, losses.correct),  # outputs [batch, classes], targets [batch]
-        Task("next-token", losses.cross_entropy, losses.correct),  # outputs [batch, length, classes], targets alike
-        # outputs and targets [batch, targets] of real numbers, standardised
-        Task("regression", losses.squared_error, losses.explained, losses.squared_error, "r2"),
-        # outputs [batch, labels], targets [batch, labels] 0 or 1
-        Task("multilabel", losses.binary_cross_entropy, losses.label_f1, losses.binary_divergence, "f1"),
-    )
-}
+    if name == "regression":  # outputs and targets [batch, targets] of real numbers, standardised
+        return Task(name, targets.squared_error, targets.explained, targets.squared_error, "r2")
+    # outputs [batch, labels], targets [batch, labels] 0 or 1
+    return Task(name, targets.binary_cross_entropy, targets.label_f1, targets.binary_divergence, "f1")

@@ -60,7 +60,7 @@ class Predictions:
         if self.task == "classification":
             return float((self.outputs.argmax(-1) == truth).to(torch.float64).mean())
         if self.task == "multilabel":
-            from personafl.core.losses import label_f1
+            from personafl.core.targets import label_f1
 
             return float(label_f1(self.outputs, truth).to(torch.float64).mean())
         wrong = (self.outputs.to(torch.float64) - truth).square().mean(0)

@@ -16,6 +16,7 @@ from personafl.deploy.net.messages import Code, Refused
 from personafl.errors import BadInput
 
 T = TypeVar("T")
+_PARTS, _DESCRIBED = 5, 200  # of an entry at most, and bytes of the header for each of them besides its name
 _BROKEN = (RuntimeError, TypeError, ValueError, IndexError, OverflowError, BadInput)
 
 
@@ -55,12 +56,13 @@ def opened(data: bytes, like: T, declared: type[Any]) -> T:
 
 def _opened(data: bytes, like: T, declared: type[Any], forms: dict[str, type[Any]] | None) -> tuple[T, T]:
     """Return the same, and dense; `forms` are those that each entry may have besides a plain tensor, None: any."""
+    shapes = tree.flatten(expected := wire.dense(like))
+    if int.from_bytes(data[:8], "little") > 2**12 + sum(_PARTS * (len(path) + _DESCRIBED) for path in shapes):
+        raise Refused(Code.BAD_PAYLOAD, "its header describes more than is expected")  # and takes seconds to read
     try:
         named = wire.decode_named(data)
     except (*_BROKEN, MemoryError) as error:
         raise Refused(Code.BAD_PAYLOAD, "not a safetensors payload") from error
-    expected = wire.dense(like)
-    shapes = tree.flatten(expected)
     paths = {name.partition("#")[0] for name in named}
     _check_names(paths, declared)
     if paths != shapes.keys():
