@@ -321,6 +321,26 @@ def test_a_round_that_too_few_have_finished_goes_on_with_others(tmp_path: Path) 
     assert taken[0] != selected
 
 
+def test_a_silent_device_does_not_hold_up_the_others_for_ever(tmp_path: Path) -> None:
+    """Two of three are fewer than min_completion asks for; nobody else is there to be selected."""
+    recipe = recipe_of("fedavg", 3, {"deadline": 0.3, "heartbeat": 0.1, "patience": 2}, rounds=2)
+
+    async def held() -> Loopback:
+        async with loopback(recipe, tmp_path) as (made, server):
+            line = await silent(made, "device-2")
+            devices = [asyncio.create_task(made.device(name)) for name in made.names[:2]]
+            await made.until("closed", 2)
+            await line.ask(Leave())
+            await line.close()
+            await asyncio.gather(server, *devices)
+            return made
+
+    made = asyncio.run(held())
+    assert len(closed(made)) == 2
+    assert all(set(taken) <= {0, 1} and taken for taken in closed(made))  # both, unless the machine is very busy
+    assert any(event.what == "extended" for event in made.events)
+
+
 def test_more_are_selected_than_wanted_and_the_last_one_keeps_its_old_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

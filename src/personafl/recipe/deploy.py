@@ -18,6 +18,7 @@ class DeploySection(DataShape):
     deadline: Seconds = 600.0  # of a round, from when the first device has begun it
     over_selection: Annotated[float, Field(ge=1)] = 1.0  # devices selected, per update that is wanted
     min_completion: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of those updates that a deadline must find
+    patience: Positive = 3  # deadlines after which a round closes with the updates that are there, if there are any
     norm_bound: Annotated[float, Field(gt=0)] = 1e6  # Euclidean norm of an update
     max_samples: Positive = 10**6  # that a device may say it has: updates are weighted by them
     heartbeat: Seconds = 5.0  # between two signs of life

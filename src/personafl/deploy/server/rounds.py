@@ -189,6 +189,11 @@ class Rounds(Journaled):
         wanted = self._open.wanted
         return len(self._open.taken) >= min(wanted, self.section.least(wanted))
 
+    @property
+    def any_taken(self) -> bool:
+        """Whether the open round has an update."""
+        return bool(self._open.taken)
+
     def close(self) -> Closed:
         """Step the server with the updates that were taken, in the simulator's order."""
         server, going = self._server, self._open

@@ -5,6 +5,7 @@ without delay.
 """
 
 import asyncio
+import itertools
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,9 +81,9 @@ class Server(Service):
     async def _collect(self) -> None:
         """Wait until the open round can close."""
         rounds, deadline = self._rounds, self._rounds.section.deadline
-        while True:
+        for waited in itertools.count(1):
             await self._until(lambda: rounds.complete or self._overdue(deadline))
-            if rounds.complete or rounds.enough:
+            if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
                 return
             added = await self._work(lambda: rounds.widen(self._alive(self._lost)))
             self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more devices selected"))
