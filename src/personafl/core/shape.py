@@ -19,6 +19,11 @@ class DataShape(Strict):
     vocabulary: Positive | None = None  # where inputs are tokens
 
     @property
+    def counted(self) -> str:
+        """What `classes` counts."""
+        return {"regression": "targets", "multilabel": "labels"}.get(self.task, "classes")
+
+    @property
     def whole(self) -> bool:
         """Whether targets are classes, whole numbers."""
         return self.task not in ("regression", "multilabel")

@@ -17,7 +17,7 @@ def data_html(data: Any) -> str:
     sizes, one = data.train.sizes, " × ".join(map(str, data.x.shape[1:]))
     facts = {
         "clients": f"{data.clients:,} ({len(data.seen):,} seen, {len(data.unseen):,} unseen)",
-        "samples": f"{len(data.x):,} of {'tokens' if data.vocabulary else one}, {data.classes:,} classes",
+        "samples": f"{len(data.x):,} of {'tokens' if data.vocabulary else one}, {data.classes:,} {data.shape.counted}",
         "train": f"{sizes.sum():,}, per client {sizes.min()} to {sizes.max()}",
         "validation, test": f"{len(data.validation.flat):,}, {len(data.test.flat):,}",
         "fingerprint": data.fingerprint[:12],

@@ -109,8 +109,7 @@ def _facts(card: Card, files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     yield "", ""
     yield "Method", _plain(card.method)
     yield "Network", _plain(card.network.name or "the user's own")
-    kind = {"regression": "targets", "multilabel": "labels"}.get(card.task, "classes")
-    yield "Task", f"{card.task}, {card.classes} {kind}"
+    yield "Task", f"{card.task}, {card.classes} {card.counted}"
     if card.reading.classes is not None:
         yield "Classes", _plain(listed(card.reading.classes))
     if card.reading.features is not None:

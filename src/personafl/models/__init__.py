@@ -174,8 +174,7 @@ def _tried(make: Source, network: Network, data: FederatedData) -> Net:
     shape = list(net.probe(data.x[:2]).shape)
     try_stacked(net, data.x[:2])
     needs = [*data.y[:2].shape, data.classes] if data.shape.whole else list(data.y[:2].shape)
-    kind = {"regression": "targets", "multilabel": "labels"}.get(data.task, "classes")
-    wanted, classes = str(needs), f"{data.classes} {kind}"
+    wanted, classes = str(needs), f"{data.classes} {data.shape.counted}"
     if data.task == "ctc":  # as many frames as the model likes, if every target can be aligned with them
         from personafl.core.ctc import ctc_frames
 
