@@ -1,0 +1,339 @@
+"""Attacks on a server with real, honest devices, over real TLS; prints a Markdown table of what happened.
+
+    python tests/deploy/attacks.py [all | messages | compact | large | cloud | cheap] [SECONDS]
+
+Each attack goes on for SECONDS (1) while a round is under way. Right is: the server's process lives and answers as
+expected, so do the devices, the round comes to the simulator's bits, and 95 of 100 small calls of an honest device take
+at most 10 times as long as when all is quiet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from processes import KILLED, Cluster, cluster, recipe_of
+
+from personafl.core import wire
+from personafl.deploy.device.device import DeviceConfig
+from personafl.deploy.net.messages import digest_of
+from personafl.recipe.recipe import Recipe
+from personafl.runs.build import prepare
+from personafl.simulate.simulator import Simulation
+from personafl.storage.rundir import RunDirectory
+from personafl.storage.store import Store
+
+QUIET = 0.3  # seconds before each attack
+PROBE, HOSTILE = "device-2", "device-3"
+FILES = 1024  # that a server may have open, as systems have it by default
+
+
+@dataclass
+class Besieged(Cluster):
+    """A server with three honest devices, one of which asks all the time, and one that attacks."""
+
+    part: str = "messages"
+    seconds: float = 1.0
+    ends: list[dict[str, Any]] = field(default_factory=list)  # of processes that should not have ended
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from assault_lines import prepare as issue_more
+
+        issue_more(self.folder)
+
+    def be(self, name: str) -> None:
+        if name == "server":
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
+        super().be(name)
+
+    async def role(self, name: str, tell: Callable[[Any], None]) -> None:
+        if name == PROBE:
+            _probing(self.folder / "calls.txt")
+        if name == HOSTILE:
+            await self.attack(tell)
+        await super().role(name, tell)  # also who has attacked goes on as it should
+
+    async def attack(self, tell: Callable[[Any], None]) -> None:
+        """Try one attack after another, each in a round of its own."""
+        from assault import Hostile
+
+        from personafl.deploy.device.training import LocalClient
+        from personafl.deploy.net.messages import Hello, Knock
+        from personafl.deploy.net.transport import Channel
+
+        first = Channel(f"localhost:{self.port}", self.files_of(HOSTILE), lambda kind: 2**20)
+        welcome, text = await first.ask(Knock())
+        await first.close()
+        data, state = self.folder / "dealt" / f"{HOSTILE}.safetensors", self.folder / "devices" / HOSTILE
+        client = LocalClient.opened(text, "the server", str(data), 3, None, state, welcome.run)  # type: ignore[attr-defined]
+        hostile = Hostile(HOSTILE, self.port, self.folder / "pki", client)
+        await hostile.line.ask(Hello(**client.hello))
+        await hostile.owe()
+        await asyncio.sleep(10 * QUIET)
+        with open(self.folder / "attacks.jsonl", "w") as file:
+            for attack in attacks_of(self.part):
+                await asyncio.sleep(QUIET)
+                began, (got, ended) = time.monotonic(), await _besieged(hostile, attack, attack.seconds or self.seconds)
+                await hostile.owe()
+                directory = RunDirectory(self.folder / "run")
+                checkpoint = directory.checkpoint()
+                found = {
+                    **{key: getattr(attack, key) for key in ("group", "name", "expected")},
+                    **{"got": got, "began": began, "ended": ended, "round": checkpoint.rounds},
+                    "model": digest_of(directory.server_bytes(checkpoint)),
+                }
+                print(json.dumps(found), file=file, flush=True)
+        client.state.refused()  # it was not sent: the device trains for it again
+        await hostile.close()
+
+    def watch(self) -> None:
+        """Wait for the end, and start again whoever ends before."""
+        while self.living:
+            self.reap()
+            for name, code in list(self.codes.items()):
+                if code:
+                    del self.codes[name]
+                    last = self.log(name).strip().splitlines()[-1:]
+                    self.ends.append({"who": name, "code": code, "time": time.monotonic(), "said": last})
+                    assert name != HOSTILE, self.log(name)
+                    assert len(self.ends) < 60, self.ends
+                    self.start(name)
+            time.sleep(0.02)
+
+
+async def _besieged(hostile: Any, attack: Any, seconds: float) -> tuple[dict[str, int], float]:
+    """Attack for so long, and meanwhile or afterwards send the update that is owed; return what was answered."""
+    began, got = time.monotonic(), Counter[str]()
+
+    async def attempts() -> None:
+        while not got or time.monotonic() < began + seconds:
+            try:
+                async with asyncio.timeout(30.0):
+                    said = await attack.attempt(hostile)
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"[:80].replace("|", "/")
+            got.update(said.split("|"))
+            await asyncio.sleep(0.002)
+
+    going = asyncio.create_task(attempts())
+    if attack.open:
+        await going
+    else:
+        await asyncio.sleep(seconds / 2)
+    await hostile.settle()
+    await going
+    return dict(got), time.monotonic()
+
+
+def _probing(path: Path) -> None:
+    """Have a device make small calls all the time, on its own connection, and note how long each took."""
+    from personafl.deploy.device import device
+    from personafl.deploy.net import messages
+    from personafl.deploy.net.transport import Channel, Unreachable
+
+    class Asking(Channel):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.hello: messages.Hello | None = None
+            self._asking = asyncio.create_task(self._ask_on())
+
+        async def ask(self, message: Any, *rest: Any, **options: Any) -> Any:
+            if isinstance(message, messages.Hello):
+                self.hello = message
+            return await super().ask(message, *rest, **options)
+
+        async def close(self) -> None:
+            self._asking.cancel()
+            await super().close()
+
+        async def _ask_on(self) -> None:
+            with open(path, "a") as file:
+                while True:
+                    for message in (messages.Beat(round=0), self.hello):  # the latter needs the worker thread
+                        if message is None:
+                            continue
+                        began, well = time.monotonic(), 1
+                        try:
+                            await super().ask(message, timeout=30.0, tries=1)
+                        except (Unreachable, messages.Refused):
+                            well = 0
+                        print(began, time.monotonic() - began, well, file=file, flush=True)
+                        await asyncio.sleep(0.015)
+
+    device.Channel = Asking  # type: ignore[misc]
+    assert DeviceConfig is device.DeviceConfig
+
+
+def attacks_of(part: str) -> list[Any]:
+    """Return the attacks of a part."""
+    import assault_lines as lines
+    import assault_messages as said
+
+    parts: dict[str, Callable[[], list[Any]]] = {
+        "messages": lambda: [*said.framing(), *said.payloads(), *said.protocol(), *lines.identities(), *lines.connections()],
+        "compact": said.compact,
+        "large": lambda: [*said.large(), *lines.large()],
+        "cheap": lambda: [*said.framing()[::9], *said.payloads()[::9], *said.protocol()[::12], *lines.identities()[::3]],
+    }  # fmt: skip
+    return parts[part]()
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "messages": {"model": {"name": "linear"}},
+    "cheap": {"model": {"name": "linear"}},
+    "compact": {"model": {"name": "mlp", "hidden": [64]}, "uplink": {"form": "sparse", "keep": 0.02}},
+    "large": {"model": {"name": "mlp", "hidden": [40_000]}},
+}
+
+
+def recipe_for(part: str) -> Recipe:
+    changes = {**KILLED, **RECIPES[part], "federation": {"cohort": 1.0}, "rounds": len(attacks_of(part)) + 2}
+    deploy = {"deadline": 3600.0, "min_completion": 1.0, "norm_bound": 100.0, "heartbeat": 1.0}
+    return recipe_of("fedavg" if part == "large" else "ditto", 4, deploy, **changes)
+
+
+def models_of(recipe: Recipe) -> tuple[list[str], dict[int, Any]]:
+    """Return the digest of the server's state after each round in the simulator, and the clients' states at the end."""
+    import tempfile
+
+    from processes import plain
+
+    job, digests = prepare(recipe), []
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = Simulation(job.federation, Store(Path(folder) / "states", 2**30))
+        digests.append(digest_of(wire.encode(simulation.saved())))
+        for number in range(recipe.rounds):
+            simulation.step(number)
+            digests.append(digest_of(wire.encode(simulation.saved())))
+        clients = [int(c) for c in job.federation.data.seen if int(c) in simulation.store]
+        return digests, {client: plain(simulation.store.get(client)) for client in clients}
+
+
+def siege(part: str, seconds: float) -> Iterator[dict[str, Any]]:
+    """Go through the attacks of a part."""
+    recipe = recipe_for(part)
+    models, states = models_of(recipe)
+    with cluster(recipe, Besieged) as made:
+        made.part, made.seconds = part, seconds
+        made.start("server")
+        while "listening" not in made.log("server"):
+            made.reap()
+            assert not made.codes, made.log("server")
+            time.sleep(0.02)
+        for name in made.devices:
+            made.start(name)
+        peak = _watched(made)
+        rows = [json.loads(line) for line in (made.folder / "attacks.jsonl").read_text().splitlines()]
+        calls = np.loadtxt(made.folder / "calls.txt", ndmin=2)
+        found, journal = made.outcome(), (made.folder / "run" / "journal.jsonl").stat().st_size
+        log = (made.folder / "server.log").read_bytes()
+    quiet = _quiet(calls, rows)
+    for row in rows:
+        yield _judged(row, calls, quiet, made.ends, models)
+    yield {
+        "part": part,
+        "attacks": len(rows),
+        "attempts": sum(sum(row["got"].values()) for row in rows),
+        "quiet_p95_ms": round(1000 * quiet, 2),
+        "bits": digest_of(found[0]) == models[-1] and found[1] == states,  # type: ignore[arg-type]
+        "ends": made.ends,
+        "server_peak_mb": peak // 1024,
+        "journal_kb": journal // 1024,
+        "control_characters_in_log": sum(byte < 32 and byte != 10 for byte in log),
+        "tracebacks": log.count(b"Traceback"),
+    }
+
+
+def _watched(made: Besieged) -> int:
+    import threading
+
+    peak, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.1):
+            peak[0] = max(peak[0], made.peak_kb("server"))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        made.watch()
+    finally:
+        over.set()
+        looking.join()
+    return peak[0]
+
+
+def _quiet(calls: Any, rows: list[dict[str, Any]]) -> float:
+    """Return the 95th percentile of calls that were begun and answered while nobody attacked."""
+    ends = calls[:, 0] + calls[:, 1]
+    calm = np.zeros(len(calls), dtype=bool)
+    for row in rows:
+        calm |= (calls[:, 0] > row["began"] - QUIET) & (ends < row["began"])
+    first = rows[0]["began"]
+    calm |= (calls[:, 0] > first - 8 * QUIET) & (ends < first)
+    return float(np.percentile(calls[calm & (calls[:, 2] > 0), 1], 95))
+
+
+def _judged(
+    row: dict[str, Any], calls: Any, quiet: float, ends: list[dict[str, Any]], models: list[str]
+) -> dict[str, Any]:
+    ended = row["ended"] + 0.2
+    during = calls[(calls[:, 0] + calls[:, 1] > row["began"]) & (calls[:, 0] < row["ended"])]
+    p95 = float(np.percentile(during[:, 1], 95)) if len(during) else 0.0
+    lost = [end for end in ends if row["began"] < end["time"] < ended]
+    wrong = {said: count for said, count in row["got"].items() if said not in row["expected"].split("|")}
+    checks = {
+        "lived": not lost,
+        "answered": not wrong,
+        "bits": row["model"] == models[row["round"]],
+        "served": bool(len(during)) and bool(during[:, 2].all()),
+        "quick": p95 <= 10 * quiet,
+    }
+    return {
+        **{key: row[key] for key in ("group", "name", "expected", "got")},
+        **{"ratio": round(p95 / quiet, 1), "p95_ms": round(1000 * p95, 1), "calls": len(during)},
+        "wrong": [name for name, right in checks.items() if not right] + [f"{e['who']} ended: {e['said']}" for e in lost],
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = ["| Attack | Expected | What happened | p95 × |", "|---|---|---|---|"]
+    for row in rows:
+        got = ", ".join(f"{said.replace('|', '/')} ({count})" for said, count in list(row["got"].items())[:4])
+        wrong = f"; **{', '.join(row['wrong'])}**".replace("|", "/") if row["wrong"] else ""
+        name = "".join(c if c.isprintable() else "?" for c in row["name"]).replace("|", "/")
+        lines.append(f"| {row['group']}: {name} | {row['expected'].replace('|', ' or ')} | {got}{wrong} | {row['ratio']} |")
+    return "\n".join(lines)
+
+
+def main(part: str = "all", seconds: str = "1.0") -> None:
+    torch.set_num_threads(1)
+    failed = 0
+    for one in ("messages", "compact", "large") if part == "all" else (part,):
+        rows = list(siege(one, float(seconds)))
+        *rows, summary = rows
+        failed += sum(bool(row["wrong"]) for row in rows) + (not summary["bits"])
+        print(table(rows))
+        print(f"\n{json.dumps(summary)}\n", flush=True)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])
+    os._exit(130)
