@@ -85,9 +85,9 @@ class Hostile:
             except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 pass  # it may have answered before the end
             reply = await call.read()
-            return outcome(reply) if reply is not grpc.aio.EOF else (await call.code()).name
+            return outcome(reply) if reply is not grpc.aio.EOF else coded(await call.code())
         except grpc.aio.AioRpcError as error:
-            return str(error.code().name)
+            return coded(error.code())
         finally:
             call.cancel()
 
@@ -178,6 +178,11 @@ class Wire(NamedTuple):
                     pass
             return True
         return False
+
+
+def coded(code: Any) -> str:
+    """Return the name of a code of gRPC; a server that has answered before all was sent ends the call."""
+    return "call ended" if code.name in ("INTERNAL", "CANCELLED") else str(code.name)
 
 
 def outcome(frame: bytes) -> str:

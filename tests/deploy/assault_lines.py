@@ -111,7 +111,7 @@ def connections() -> list[Attack]:
 def large() -> list[Attack]:
     """Attacks that need a model of 12 MB: uploads that hold what there is room for, and slow readers."""
     return [
-        Attack("connection", "16 strangers' uploads of 12 MB, a byte a second", "endured|BUSY", _hoarding(STRANGERS[:16]), seconds=6.0),
+        Attack("connection", "20 strangers' uploads of 12 MB, a byte a second", "endured|BUSY", _hoarding(STRANGERS), seconds=6.0),
         Attack("connection", "an upload left half-way, and again from another connection", "accepted", _half_open, open=True),
         Attack("connection", "100 readers of the broadcast that read nothing", "endured|hung up", _deaf(100), seconds=5.0),
         Attack("connection", "broadcasts asked for and dropped, 20 at a time", "endured", _dropped, seconds=3.0),

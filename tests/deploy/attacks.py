@@ -37,6 +37,7 @@ from personafl.storage.store import Store
 
 QUIET = 0.3  # seconds before each attack
 PROBE, HOSTILE = "device-2", "device-3"
+TAKEN = 5.0  # seconds in which a good update is taken, also during an attack
 FILES = 1024  # that a server may have open, as systems have it by default
 
 
@@ -87,13 +88,15 @@ class Besieged(Cluster):
         with open(self.folder / "attacks.jsonl", "w") as file:
             for attack in attacks_of(self.part):
                 await asyncio.sleep(QUIET)
-                began, (got, ended) = time.monotonic(), await _besieged(hostile, attack, attack.seconds or self.seconds)
+                began = time.monotonic()
+                got, settled = await _besieged(hostile, attack, attack.seconds or self.seconds)
+                ended = time.monotonic()
                 await hostile.owe()
                 directory = RunDirectory(self.folder / "run")
                 checkpoint = directory.checkpoint()
                 found = {
                     **{key: getattr(attack, key) for key in ("group", "name", "expected")},
-                    **{"got": got, "began": began, "ended": ended, "round": checkpoint.rounds},
+                    **{"got": got, "began": began, "ended": ended, "settled": settled, "round": checkpoint.rounds},
                     "model": digest_of(directory.server_bytes(checkpoint)),
                 }
                 print(json.dumps(found), file=file, flush=True)
@@ -116,7 +119,10 @@ class Besieged(Cluster):
 
 
 async def _besieged(hostile: Any, attack: Any, seconds: float) -> tuple[dict[str, int], float]:
-    """Attack for so long, and meanwhile or afterwards send the update that is owed; return what was answered."""
+    """Attack for so long, and meanwhile or afterwards send the update that is owed.
+
+    Return what was answered, and how many seconds it took for that update to be taken.
+    """
     began, got = time.monotonic(), Counter[str]()
 
     async def attempts() -> None:
@@ -134,9 +140,11 @@ async def _besieged(hostile: Any, attack: Any, seconds: float) -> tuple[dict[str
         await going
     else:
         await asyncio.sleep(seconds / 2)
+    settling = time.monotonic()
     await hostile.settle()
+    settled = time.monotonic() - settling
     await going
-    return dict(got), time.monotonic()
+    return dict(got), settled
 
 
 def _probing(path: Path) -> None:
@@ -195,7 +203,7 @@ def attacks_of(part: str) -> list[Any]:
 RECIPES: dict[str, dict[str, Any]] = {
     "messages": {"model": {"name": "linear"}},
     "cheap": {"model": {"name": "linear"}},
-    "compact": {"model": {"name": "mlp", "hidden": [64]}, "uplink": {"form": "sparse", "keep": 0.02}},
+    "compact": {"model": {"name": "mlp", "hidden": [48]}, "uplink": {"form": "sparse", "keep": 0.02}},
     "large": {"model": {"name": "mlp", "hidden": [40_000]}},
 }
 
@@ -295,17 +303,18 @@ def _judged(
     during = calls[(calls[:, 0] + calls[:, 1] > row["began"]) & (calls[:, 0] < row["ended"])]
     p95 = float(np.percentile(during[:, 1], 95)) if len(during) else 0.0
     lost = [end for end in ends if row["began"] < end["time"] < ended]
-    wrong = {said: count for said, count in row["got"].items() if said not in row["expected"].split("|")}
+    wrong = {said: count for said, count in row["got"].items() if said not in (*row["expected"].split("|"), "call ended")}
     checks = {
         "lived": not lost,
         "answered": not wrong,
         "bits": row["model"] == models[row["round"]],
         "served": bool(len(during)) and bool(during[:, 2].all()),
         "quick": p95 <= 10 * quiet,
+        "taken": row["settled"] < TAKEN,
     }
     return {
         **{key: row[key] for key in ("group", "name", "expected", "got")},
-        **{"ratio": round(p95 / quiet, 1), "p95_ms": round(1000 * p95, 1), "calls": len(during)},
+        **{"ratio": round(p95 / quiet, 1), "p95_ms": round(1000 * p95, 1), "calls": len(during), "settled_s": round(row["settled"], 2)},
         "wrong": [name for name, right in checks.items() if not right] + [f"{e['who']} ended: {e['said']}" for e in lost],
     }
 
