@@ -1,11 +1,12 @@
 """Damaged files: every file that is read back, in every way a file is damaged, and what then comes of the run.
 
-Servers and devices are gone through in one process, without a network: they open what is damaged, and go on to the end
-of the run. Right is an error of one line, the same result to the bit, or a line that says what was repaired.
+A server and its devices, all in one process but over real sockets, open what is damaged and go on to the end of the run.
+Right is an error of one line, the same result to the bit, or a line that says what was repaired.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -42,7 +43,7 @@ TINY: dict[str, Any] = {
     "model": {"name": "linear"},
     "training": {"steps": 2, "batch": 16},
 }
-PATIENCE = 120.0  # seconds after which a case hangs
+PATIENCE = 30.0  # seconds after which processes that go on hang
 
 
 class Stop(BaseException):
@@ -99,8 +100,8 @@ class Device:
         self.client.state.accepted()
 
 
-def go_on(folder: Path, at: Callable[[str], None] = lambda _: None) -> Any:
-    """Serve a run to its end, from wherever its files are; return the server's state and the devices'."""
+def walk(folder: Path, at: Callable[[str], None] = lambda _: None) -> None:
+    """Go through a run without a network, until `at` stops it."""
     recipe = read_recipe(folder)
     with Rounds(recipe, folder / "run") as rounds:
         text = rounds.served.to_toml().encode()
@@ -121,11 +122,9 @@ def go_on(folder: Path, at: Callable[[str], None] = lambda _: None) -> Any:
         for device in devices:
             device.settle(rounds, at)
         rounds.final()
-    directory = RunDirectory(folder / "run")
-    return directory.server_bytes(directory.checkpoint()), [plain(d.client.state.entry or {}) for d in devices]
 
 
-def cloud_on(folder: Path, at: Callable[[str], None] = lambda _: None) -> Any:
+def walk_cloud(folder: Path, at: Callable[[str], None] = lambda _: None) -> None:
     """Do the same with a coordinator, two servers and two devices each."""
     from personafl.deploy.server.cloudserver import CloudRounds
 
@@ -167,9 +166,97 @@ def cloud_on(folder: Path, at: Callable[[str], None] = lambda _: None) -> Any:
         for place, server in enumerate(servers):
             for device in devices[place]:
                 device.settle(server, at)
-    directories = [RunDirectory(folder / f"cloud-{place}") for place in range(2)]
-    states = {d.client.number: plain(d.client.state.entry or {}) for own in devices for d in own}
-    return [directory.server_bytes(directory.checkpoint()) for directory in directories], states
+
+
+def go_on(folder: Path) -> Any:
+    """Serve a run to its end, from wherever its files are; return the server's state and the devices'."""
+    asyncio.run(_together(folder, ["server"], range(3)))
+    return _state(folder / "run"), {number: _kept(folder, "run", number) for number in range(3)}
+
+
+def cloud_on(folder: Path) -> Any:
+    """Do the same with a coordinator, two servers and two devices each."""
+    asyncio.run(_together(folder, ["coordinator", "cloud-0", "cloud-1"], range(4)))
+    homes = read_recipe(folder).cloud.members
+    kept = {int(n): _kept(folder, f"cloud-{place}", int(n)) for place, names in enumerate(homes) for n in names}
+    return [_state(folder / f"cloud-{place}") for place in range(2)], kept
+
+
+def _state(run: Path) -> bytes:
+    directory = RunDirectory(run)
+    return directory.server_bytes(directory.checkpoint())
+
+
+def _kept(folder: Path, run: str, number: int) -> dict[str, bytes]:
+    name = json.loads((folder / run / "journal.jsonl").read_text().partition("\n")[0])["run"]
+    state = DeviceState(folder / "devices" / f"device-{number}", name, number)
+    assert state.pending is None
+    return plain(state.entry or {})
+
+
+async def _together(folder: Path, servers: list[str], numbers: range) -> None:
+    """Run servers and their devices, each as its command does, until all are done or one fails."""
+    from personafl.deploy.device.device import DeviceConfig, run_device
+    from personafl.deploy.server.cloudserver import CloudServerConfig, run_cloud_server
+    from personafl.deploy.server.coordinator import run_coordinator
+    from personafl.deploy.server.server import ServerConfig, run_server
+    from personafl.deploy.server.service import ServiceConfig
+
+    recipe, ports = read_recipe(folder), dict[str, int]()
+
+    def files(name: str) -> pki.Files:
+        return pki.Files.beside(folder / "pki" / f"{name}.pem")
+
+    def heard(name: str) -> Callable[[Any], None]:
+        def hear(event: Any) -> None:
+            print(f"{name}: {event}")
+            if str(event).startswith("listening"):
+                ports[name] = int(str(event).split()[2].strip(","))
+
+        return hear
+
+    async def serve(name: str) -> None:
+        given: dict[str, Any] = {
+            "recipe": recipe,
+            "out": folder / ("run" if name == "server" else name),
+            "files": files(name),
+            "revocations": folder / "pki" / "revoked.pem",
+            "listen": "localhost:0",
+        }
+        if name == "server":
+            await run_server(ServerConfig(**given), heard(name))
+        elif name == "coordinator":
+            await run_coordinator(ServiceConfig(**given), heard(name))
+        else:
+            where = f"localhost:{await port_of('coordinator')}"
+            await run_cloud_server(CloudServerConfig(**given, coordinator=where), heard(name))
+
+    async def port_of(name: str) -> int:
+        while name not in ports:
+            await asyncio.sleep(0.005)
+        return ports[name]
+
+    async def take_part(number: int) -> None:
+        name, home = f"device-{number}", "server"
+        if recipe.cloud is not None:
+            home = next(f"cloud-{place}" for place, own in enumerate(recipe.cloud.members) if str(number) in own)
+        config = DeviceConfig(
+            server=f"localhost:{await port_of(home)}",
+            data=str(folder / "dealt" / f"{name}.safetensors"),
+            state=folder / "devices" / name,
+            files=files(name),
+        )
+        await run_device(config, heard(name))
+
+    tasks = [*map(asyncio.create_task, map(serve, servers)), *map(asyncio.create_task, map(take_part, numbers))]
+    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=PATIENCE)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    for task in done:
+        task.result()
+    if left:
+        raise TimeoutError
 
 
 def predicted(folder: Path) -> Any:
@@ -181,39 +268,8 @@ def predicted(folder: Path) -> Any:
 
 
 def shaken(folder: Path) -> Any:
-    """Serve somebody with the certificates that are there, issue one more and revoke it."""
-    import asyncio
-
-    from personafl.deploy.net import messages
-    from personafl.deploy.net.transport import Channel, Unreachable, serve
-
-    async def hands() -> str:
-        files = pki.Files.beside(folder / "pki" / "server.pem")
-        own = pki.Files.beside(folder / "pki" / "device-0.pem")
-        identify(files.certificate.read_bytes())
-
-        async def handle(identity: Identity, said: Any) -> Any:
-            return messages.Said(messages.Report(), identity.name.encode())
-
-        revoked = Revocations(folder / "pki" / "revoked.pem", files.authority)
-        refused: list[str] = []
-        server, port = await serve(
-            "localhost:0", files, revoked, handle, cap=lambda _: 0, budget=1, on_refusal=lambda who, why: refused.append(f"{who}: {why}")
-        )  # fmt: skip
-        try:
-            identify(own.certificate.read_bytes())
-            line = Channel(f"localhost:{port}", own, lambda _: 2**20)
-            try:
-                said = await line.ask(messages.Pull(returning=False), tries=1, timeout=5.0)
-            finally:
-                await line.close()
-        except (Refused, Unreachable) as error:
-            raise BadInput(f"{own.certificate.name}: {error}") from error
-        finally:
-            await server.stop(grace=None)
-        return said.payload.decode()
-
-    who = asyncio.run(hands())
+    """Go on with the certificates that are there, issue one more and revoke it."""
+    found = go_on(folder)
     made = pki.issue(folder / "pki", "device-9")
     number = identify(made.certificate.read_bytes()).number
     pki.revoke(folder / "pki", "device-9")
@@ -221,8 +277,8 @@ def shaken(folder: Path) -> Any:
     try:
         revoked.check(identify(made.certificate.read_bytes()))
     except Refused as refused:
-        return who, number, str(refused.code)
-    return who, number, "not revoked"
+        return found, number, str(refused.code)
+    return found, number, "not revoked"
 
 
 def resumed(folder: Path) -> Any:
@@ -327,12 +383,17 @@ def case(snapshot: Snapshot, file: str, kind: str, seed: int, wanted: Any) -> di
         except PersonaError as error:
             text = str(error)
             return {"came": "one line" if "\n" not in text else "many lines", "text": text, "named": _named(file, text)}
+        except TimeoutError:
+            lines = said.getvalue().strip().splitlines()
+            return {"came": "hangs", "text": " / ".join(dict.fromkeys(line[:160] for line in lines[-6:]))}
         except BaseException as error:
             import traceback
 
             where = traceback.extract_tb(error.__traceback__)[-1]
             return {"came": "traceback", "text": f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}:{where.lineno})"[:300]}
         text = said.getvalue()
+        if "Traceback" in text:
+            return {"came": "traceback", "text": text.rpartition("Traceback")[2].strip().splitlines()[-1][:300]}
         if found == wanted:
             return {"came": "identical", "text": text[-300:]}
         spoken = [line for line in text.splitlines() if Path(file).name in line or "damaged" in line]
@@ -370,7 +431,7 @@ def apart(origin: Path | None, work: Callable[[Path], Any]) -> Any:
         finally:
             os._exit(code)
     os.close(end)
-    received, deadline = b"", time.monotonic() + PATIENCE
+    received, deadline = b"", time.monotonic() + 5 * PATIENCE
     try:
         while True:
             if not select.select([answer], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -437,17 +498,17 @@ def _served(root: Path) -> Iterator[Snapshot]:
         def build(folder: Path) -> None:
             _prepared(folder, recipe, names)
             with contextlib.suppress(Stop):
-                go_on(folder, _until(where))
+                walk(folder, _until(where))
 
         return build
 
     one = _built(root / "one", stopped("accepted 1 in 1"))  # what device-1 sent is taken, and it does not know
     two = root / "two"
     shutil.copytree(one, two)
-    _moved(two, lambda folder: go_on(folder, _until("trained 1 in 2")))  # device-0 is done, device-1 has not sent
+    _moved(two, lambda folder: walk(folder, _until("trained 1 in 2")))  # device-0 is done, device-1 has not sent
     between = root / "between"
     shutil.copytree(one, between)
-    _moved(between, lambda folder: go_on(folder, _until("closed 2")))
+    _moved(between, lambda folder: walk(folder, _until("closed 2")))
     done = root / "done"
     shutil.copytree(one, done)
     _moved(done, _finished)
@@ -476,7 +537,7 @@ def _moved(folder: Path, work: Callable[[Path], Any]) -> None:
 def _finished(folder: Path) -> None:
     from personafl.deploy.device.serving import keep_best
 
-    go_on(folder)
+    walk(folder)
     with Rounds(read_recipe(folder), folder / "run") as rounds:
         device = Device.opened(folder, 0, rounds.served.to_toml().encode(), rounds.run)
         device.client.receive(rounds.final())
@@ -495,12 +556,12 @@ def _clouded(root: Path) -> Iterator[Snapshot]:
         def build(folder: Path, where: str, recipe: Any = recipe) -> None:
             _prepared(folder, recipe, names)
             with contextlib.suppress(Stop):
-                cloud_on(folder, _until(where))
+                walk_cloud(folder, _until(where))
 
         one = _built(root / protocol / "one", lambda folder: build(folder, "announced 0 in 1"))  # noqa: B023
         two = root / protocol / "two"
         shutil.copytree(one, two)
-        _moved(two, lambda folder: cloud_on(folder, _until("proceeded 0 to 2")))
+        _moved(two, lambda folder: walk_cloud(folder, _until("proceeded 0 to 2")))
         yield Snapshot(f"a coordinator and a server that waits, {protocol}", one, patterns, cloud_on, two)
         yield Snapshot(f"a coordinator and a server that goes on, {protocol}", two, patterns, cloud_on, one)
 
