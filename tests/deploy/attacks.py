@@ -17,17 +17,18 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from clouds import CloudCluster, _slowly, little, played
 from processes import KILLED, Cluster, cluster, recipe_of
 
 from personafl.core import wire
-from personafl.deploy.device.device import DeviceConfig
+from personafl.deploy import pki
 from personafl.deploy.net.messages import digest_of
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
@@ -47,6 +48,7 @@ class Besieged(Cluster):
 
     part: str = "messages"
     seconds: float = 1.0
+    only: Collection[str] = ()
     ends: list[dict[str, Any]] = field(default_factory=list)  # of processes that should not have ended
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ class Besieged(Cluster):
         await asyncio.sleep(10 * QUIET)
         with open(self.folder / "attacks.jsonl", "w") as file:
             for attack in attacks_of(self.part):
+                if self.only and attack.name not in self.only:
+                    continue
                 await asyncio.sleep(QUIET)
                 began = time.monotonic()
                 got, settled = await _besieged(hostile, attack, attack.seconds or self.seconds)
@@ -183,7 +187,75 @@ def _probing(path: Path) -> None:
                         await asyncio.sleep(0.015)
 
     device.Channel = Asking  # type: ignore[misc]
-    assert DeviceConfig is device.DeviceConfig
+
+
+@dataclass
+class BesiegedCloud(CloudCluster):
+    """A coordinator with two servers, and somebody who has certificates of each kind."""
+
+    seconds: float = 0.5
+    ends: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("cloud-7", "device-90"):
+            pki.issue(self.folder / "pki", name)
+
+    @property
+    def names(self) -> list[str]:
+        return [*super().names, HOSTILE_CLOUD]
+
+    async def role(self, name: str, tell: Callable[[Any], None]) -> None:
+        if name == HOSTILE_CLOUD:
+            await self.attack()
+        else:
+            await super().role(name, tell)
+
+    async def attack(self) -> None:
+        """Try one attack after another while the rounds go on, which servers cannot finish before."""
+        from assault_cloud import Outsider, attacks
+
+        from personafl.deploy.net.messages import Status
+        from personafl.deploy.server.agreement import sum_like, without_cloud
+        from personafl.deploy.server.opening import open_federation
+
+        like, _ = sum_like(open_federation(without_cloud(self.recipe)))
+        stray = f"device-{self.members[1][0]}"
+        outsider = Outsider(self.port, self.ports, stray, like, self.folder / "pki")
+        line = outsider.honest("coordinator")
+        with open(self.folder / "attacks.jsonl", "w") as file:
+            for attack in attacks():
+                before, done, slowest = time.monotonic(), Counter[str](), []
+                while not done or time.monotonic() < before + self.seconds:
+                    done[await attack.attempt(outsider)] += 1
+                    asked = time.monotonic()
+                    await line.ask(Status(), timeout=30.0, tries=1)
+                    slowest.append(time.monotonic() - asked)
+                found = {key: getattr(attack, key) for key in ("group", "name", "expected")}
+                found |= {"got": dict(done), "p95": float(np.percentile(slowest, 95))}
+                print(json.dumps(found), file=file, flush=True)
+        await outsider.close()
+        await line.close()
+
+
+HOSTILE_CLOUD = "outsider"
+
+
+def siege_of_cloud(seconds: float) -> Iterator[dict[str, Any]]:
+    """Attack a coordinator and its servers while they go through their rounds."""
+    recipe = little("sync", 2, rounds=30)
+    with cluster(recipe, BesiegedCloud) as made:
+        made.seconds = seconds
+        made.start_all(_slowly(seconds))
+        made.start(HOSTILE_CLOUD)
+        made.wait()
+        rows = [json.loads(line) for line in (made.folder / "attacks.jsonl").read_text().splitlines()]
+        equal = made.outcome() == played(recipe)
+        logs = [(made.folder / f"{name}.log").read_bytes() for name in ("coordinator", *made.servers)]
+    for row in rows:
+        wrong = [said for said in row["got"] if said not in (*row["expected"].split("|"), "call ended")]
+        yield {**row, "ratio": "", "wrong": ["answered"] if wrong else []}
+    yield {"part": "cloud", "attacks": len(rows), "attempts": sum(sum(row["got"].values()) for row in rows), "bits": equal, "tracebacks": sum(log.count(b"Traceback") for log in logs)}  # fmt: skip
 
 
 def attacks_of(part: str) -> list[Any]:
@@ -231,12 +303,12 @@ def models_of(recipe: Recipe) -> tuple[list[str], dict[int, Any]]:
         return digests, {client: plain(simulation.store.get(client)) for client in clients}
 
 
-def siege(part: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Go through the attacks of a part."""
+def siege(part: str, seconds: float, only: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """Go through the attacks of a part, or only through some."""
     recipe = recipe_for(part)
     models, states = models_of(recipe)
     with cluster(recipe, Besieged) as made:
-        made.part, made.seconds = part, seconds
+        made.part, made.seconds, made.only = part, seconds, only
         made.start("server")
         while "listening" not in made.log("server"):
             made.reap()
@@ -264,6 +336,25 @@ def siege(part: str, seconds: float) -> Iterator[dict[str, Any]]:
         "control_characters_in_log": sum(byte < 32 and byte != 10 for byte in log),
         "tracebacks": log.count(b"Traceback"),
     }
+
+
+def tried(part: str, seconds: float) -> list[dict[str, Any]]:
+    """Go through the attacks of a part; those in which honest calls were slow, twice more.
+
+    Other work on the machine holds up calls too. An attack that does, does it each time: the best of three counts.
+    """
+    *rows, summary = siege(part, seconds)
+    for _ in range(2):
+        slow = [row["name"] for row in rows if "quick" in row["wrong"]]
+        if not slow:
+            break
+        *again, other = siege(part, seconds, slow)
+        better = {row["name"]: row for row in again if "quick" not in row["wrong"]}
+        rows = [better.get(row["name"], row) for row in rows]
+        summary["again"] = summary.get("again", 0) + len(slow)
+        summary["bits"] = summary["bits"] and other["bits"]
+        summary["ends"] += other["ends"]
+    return [*rows, summary]
 
 
 def _watched(made: Besieged) -> int:
@@ -333,9 +424,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(part: str = "all", seconds: str = "1.0") -> None:
     torch.set_num_threads(1)
     failed = 0
-    for one in ("messages", "compact", "large") if part == "all" else (part,):
-        rows = list(siege(one, float(seconds)))
-        *rows, summary = rows
+    for one in ("messages", "compact", "large", "cloud") if part == "all" else (part,):
+        *rows, summary = siege_of_cloud(float(seconds)) if one == "cloud" else tried(one, float(seconds))
         failed += sum(bool(row["wrong"]) for row in rows) + (not summary["bits"])
         print(table(rows))
         print(f"\n{json.dumps(summary)}\n", flush=True)

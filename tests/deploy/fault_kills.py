@@ -81,8 +81,9 @@ class Typed(Cluster):
         found = []
         for path in sorted(self.folder.glob("*.log")):
             for part in path.read_text(errors="replace").split("Traceback (most recent call last)")[1:]:
-                lines = [line for line in part.splitlines() if line and not line.startswith(" ")]
-                found.append(f"{path.stem}: {next(iter(lines[1:]), '')} {part.strip().splitlines()[-3:]}"[:600])
+                places = [line.strip() for line in part.splitlines() if line.strip().startswith("File ")]
+                what = next((line for line in part.splitlines()[1:] if line and not line.startswith(" ")), "")
+                found.append(f"{path.stem}: {what}: {places[0]} … {places[-1]}"[:500])
         return found
 
 
