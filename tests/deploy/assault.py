@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from personafl.deploy import pki
 from personafl.deploy.device.training import LocalClient
-from personafl.deploy.net.messages import Message, Part, Pull, Refused, Refusal, Task, Update, digest_of, header, parse
+from personafl.deploy.net.messages import Message, Part, Pull, Refusal, Refused, Task, Update, digest_of, header, parse
 from personafl.deploy.net.stream import CHUNK
 from personafl.deploy.net.transport import Channel
 
@@ -212,9 +212,7 @@ def request(stream: int, *more: tuple[str, str], path: str = METHOD) -> bytes:
     """Return the HEADERS of a gRPC call, whose names and values are spelled out."""
     fields = [(":method", "POST"), (":scheme", "https"), (":path", path), (":authority", "localhost")]
     fields += [("content-type", "application/grpc"), ("te", "trailers"), *more]
-    packed = b"".join(
-        b"\x00" + b"".join(bytes([len(word)]) + word.encode() for word in pair) for pair in fields
-    )
+    packed = b"".join(b"\x00" + b"".join(bytes([len(word)]) + word.encode() for word in pair) for pair in fields)
     return frame(1, 4, stream, packed)
 
 

@@ -57,7 +57,9 @@ class Tried(NamedTuple):
 def attacks() -> list[Tried]:
     """Return them all."""
 
-    def coordinator(who: str, message: Message, payload: bytes = b"", **part: Any) -> Callable[[Outsider], Awaitable[str]]:
+    def coordinator(
+        who: str, message: Message, payload: bytes = b"", **part: Any
+    ) -> Callable[[Outsider], Awaitable[str]]:
         return lambda outsider: outsider.at(outsider.port, message, payload, who, **part)
 
     def server(who: str, message: Message, payload: bytes = b"") -> Callable[[Outsider], Awaitable[str]]:
@@ -72,14 +74,26 @@ def attacks() -> list[Tried]:
         ("a join by a device", "WRONG_ROLE", coordinator("device-90", messages.Join(weight=1, recipe=DIGEST))),
         ("an announcement by a device", "WRONG_ROLE", coordinator("device-90", announce, junk)),
         ("a status by a device, at the coordinator", "WRONG_ROLE", coordinator("device-90", messages.Status())),
-        ("a join by a server of another cloud", "UNKNOWN_SERVER", coordinator("cloud-7", messages.Join(weight=1, recipe=DIGEST))),
+        (
+            "a join by a server of another cloud",
+            "UNKNOWN_SERVER",
+            coordinator("cloud-7", messages.Join(weight=1, recipe=DIGEST)),
+        ),
         ("a join with another recipe", "OTHER_RECIPE", coordinator("cloud-1", messages.Join(weight=1, recipe=DIGEST))),
         ("an announcement of a later round", "WRONG_ROUND|ROUND_CLOSED", coordinator("cloud-1", announce, junk)),
-        ("an announcement without a payload", "WRONG_ROUND|BAD_NAMES|ROUND_CLOSED|BAD_PAYLOAD|DUPLICATE", coordinator("cloud-1", messages.Announce(round=0, clients=1))),
+        (
+            "an announcement without a payload",
+            "WRONG_ROUND|BAD_NAMES|ROUND_CLOSED|BAD_PAYLOAD|DUPLICATE",
+            coordinator("cloud-1", messages.Announce(round=0, clients=1)),
+        ),
         ("an announcement of terabytes", "TOO_LARGE", coordinator("cloud-1", announce, junk, size=2**50)),
         ("an update, at the coordinator", "UNKNOWN_KIND|TOO_LARGE", coordinator("cloud-1", update)),
         ("a hello by a cloud server, at the coordinator", "UNKNOWN_KIND", coordinator("cloud-1", hello)),
-        ("what follows a round that never was", "wait|proceed|finished", coordinator("cloud-1", messages.Await(round=10**9))),
+        (
+            "what follows a round that never was",
+            "wait|proceed|finished",
+            coordinator("cloud-1", messages.Await(round=10**9)),
+        ),
         ("a knock by the coordinator, at a server", "WRONG_ROLE", server("coordinator", messages.Knock())),
         ("a knock by another server, at a server", "WRONG_ROLE", server("cloud-1", messages.Knock())),
         ("an update by another server", "WRONG_ROLE", server("cloud-1", update, junk)),
@@ -90,7 +104,7 @@ def attacks() -> list[Tried]:
         ("a sum of 1e30", f"NORM_TOO_LARGE|{late}", _handed(1e30)),
         ("a sum of 1e300", f"NORM_TOO_LARGE|{late}", _handed(1e300)),
         ("a sum of infinities", f"NOT_FINITE|{late}", _handed(float("inf"))),
-    ]  # fmt: skip
+    ]
     return [Tried("cloud", *one) for one in listed]
 
 

@@ -45,7 +45,9 @@ def prepare(folder: Path) -> None:
 def connections() -> list[Attack]:
     """Sockets that say nothing, little, or too much."""
 
-    def held(count: int, name: str | None = "", *sent: bytes, seconds: float = 1.0) -> Callable[[Hostile], Awaitable[str]]:
+    def held(
+        count: int, name: str | None = "", *sent: bytes, seconds: float = 1.0
+    ) -> Callable[[Hostile], Awaitable[str]]:
         async def attempt(hostile: Hostile) -> str:
             async with hostile.sockets(count, name) as wires:
                 for piece in sent:
@@ -94,28 +96,58 @@ def connections() -> list[Attack]:
         ("5,000 calls that are reset at once", once(start + _resets(5000), wait=False), 0.0),
         ("5,000 calls on one connection without a message", once(start + _calls(5000), wait=False), 2.0),
         ("2,000 calls that never send a whole message", _unfinished(2000), 3.0),
-        ("headers that never end", once(start + frame(1, 0, 1, b"\x00\x01a\x01b") + frame(9, 0, 1, b"\x00\x01a\x7f" + b"b" * 127) * 5000), 0.0),
+        (
+            "headers that never end",
+            once(start + frame(1, 0, 1, b"\x00\x01a\x01b") + frame(9, 0, 1, b"\x00\x01a\x7f" + b"b" * 127) * 5000),
+            0.0,
+        ),
         ("headers of 60 kB", once(start + _heavy(1, 500)), 0.0),
         ("headers that are no HPACK", once(start + frame(1, 4, 1, b"\xff" * 100)), 0.0),
         ("data of a call that was not begun", once(start + data(99, knock)), 0.0),
         ("a message of 4 GB announced", once(start + request(1) + data(1, knock, False, 2**32 - 1), wait=False), 0.0),
-        ("a message that says it is compressed, and is not", once(start + request(1, ("grpc-encoding", "gzip")) + data(1, knock, squeezed=1), wait=False), 0.0),
-        ("a message compressed in an unknown way", once(start + request(1, ("grpc-encoding", "zip")) + data(1, knock, squeezed=1), wait=False), 0.0),
-        ("a method that does not exist", once(start + request(1, path="/personafl.v1.Peer/Exec") + data(1, knock), wait=False), 0.0),
+        (
+            "a message that says it is compressed, and is not",
+            once(start + request(1, ("grpc-encoding", "gzip")) + data(1, knock, squeezed=1), wait=False),
+            0.0,
+        ),
+        (
+            "a message compressed in an unknown way",
+            once(start + request(1, ("grpc-encoding", "zip")) + data(1, knock, squeezed=1), wait=False),
+            0.0,
+        ),
+        (
+            "a method that does not exist",
+            once(start + request(1, path="/personafl.v1.Peer/Exec") + data(1, knock), wait=False),
+            0.0,
+        ),
         ("a path that climbs", once(start + request(1, path="/../../etc/passwd") + data(1, knock), wait=False), 0.0),
         ("500 readers that read nothing", _deaf(500), 3.0),
-    ]  # fmt: skip
+    ]
     return [Attack("connection", name, either, attempt, seconds=seconds) for name, attempt, seconds in listed]
 
 
 def large() -> list[Attack]:
     """Attacks that need a model of 12 MB: uploads that hold what there is room for, and slow readers."""
     return [
-        Attack("connection", "20 strangers' uploads of 12 MB, a byte a second", "endured|BUSY", _hoarding(STRANGERS), seconds=6.0),
-        Attack("connection", "an upload left half-way, and again from another connection", "accepted", _half_open, open=True),
-        Attack("connection", "100 readers of the broadcast that read nothing", "endured|hung up", _deaf(100), seconds=5.0),
+        Attack(
+            "connection",
+            "20 strangers' uploads of 12 MB, a byte a second",
+            "endured|BUSY",
+            _hoarding(STRANGERS),
+            seconds=6.0,
+        ),
+        Attack(
+            "connection",
+            "an upload left half-way, and again from another connection",
+            "accepted",
+            _half_open,
+            open=True,
+        ),
+        Attack(
+            "connection", "100 readers of the broadcast that read nothing", "endured|hung up", _deaf(100), seconds=5.0
+        ),
         Attack("connection", "broadcasts asked for and dropped, 20 at a time", "endured", _dropped, seconds=3.0),
-    ]  # fmt: skip
+    ]
 
 
 def _client_hello() -> bytes:

@@ -26,7 +26,11 @@ def framing() -> list[Attack]:
     """Headers that are none."""
 
     def nested(depth: int) -> bytes:
-        return json.dumps(KNOCK | {"body": 0}).replace('"body": 0', '"body": ' + '{"a":' * depth + "1" + "}" * depth).encode()
+        return (
+            json.dumps(KNOCK | {"body": 0})
+            .replace('"body": 0', '"body": ' + '{"a":' * depth + "1" + "}" * depth)
+            .encode()
+        )
 
     def changed(base: dict[str, Any] = KNOCK, **values: Any) -> bytes:
         return json.dumps({**base, **values}).encode()
@@ -78,12 +82,24 @@ def framing() -> list[Attack]:
         "an offset below 0 of the reply": changed(have={"size": 1, "digest": "f" * 64, "offset": -1}),
     }
     attacks = [_frames(name, "MALFORMED", sent) for name, sent in malformed.items()]
-    attacks += [_frames(f"version {version!r}", "BAD_VERSION", changed(version=version)) for version in (0, 2, -1, "1", None)]
+    attacks += [
+        _frames(f"version {version!r}", "BAD_VERSION", changed(version=version)) for version in (0, 2, -1, "1", None)
+    ]
     attacks += [
         _frames("version 1.0", "MALFORMED|welcome", changed(version=1.0)),
         _frames("a number before the version", "BAD_VERSION|MALFORMED", b'{"version":' + b"9" * 3_000 + b"}"),
     ]
-    kinds = ["", "nothing", "__class__", "message", "Knock", "knock\x00", "kn\u202eock", "\x1b[2J\x1b]0;x\x07", "a\nserver: all is well"]
+    kinds = [
+        "",
+        "nothing",
+        "__class__",
+        "message",
+        "Knock",
+        "knock\x00",
+        "kn\u202eock",
+        "\x1b[2J\x1b]0;x\x07",
+        "a\nserver: all is well",
+    ]
     attacks += [_frames(f"the kind {kind!r}", "UNKNOWN_KIND", changed(kind=kind)) for kind in kinds]
     return [
         *attacks,
@@ -116,7 +132,9 @@ def payloads() -> list[Attack]:
     def chunks(cut: Callable[[bytes], list[bytes]], size: int | None = None) -> Callable[[Hostile], Awaitable[str]]:
         async def attempt(hostile: Hostile) -> str:
             sent = cut(hostile.payload)
-            about = Part(size=len(hostile.payload) if size is None else size, digest=digest_of(hostile.payload), offset=0)
+            about = Part(
+                size=len(hostile.payload) if size is None else size, digest=digest_of(hostile.payload), offset=0
+            )
             return await hostile.exchange([header(_good(hostile), about), *sent])
 
         return attempt
@@ -136,14 +154,27 @@ def payloads() -> list[Attack]:
         _update("another digest", "BAD_DIGEST", part(digest="a" * 64)),
         _update("a chunk of more than 1 MB", "TOO_LARGE|RESOURCE_EXHAUSTED", chunks(lambda _: [b"x" * (CHUNK + 1)])),
         _update("an empty chunk", "TOO_LARGE", chunks(lambda payload: [payload[:5], b"", payload[5:]])),
-        _update("single bytes, and another at the end", "TOO_LARGE", chunks(lambda payload: [bytes([b]) for b in payload[:900]] + [payload])),
+        _update(
+            "single bytes, and another at the end",
+            "TOO_LARGE",
+            chunks(lambda payload: [bytes([b]) for b in payload[:900]] + [payload]),
+        ),
         _update("half, then the other half as a new one", "BAD_DIGEST|INCOMPLETE", _halves),
         Attack("payload", "a knock with a payload", "TOO_LARGE", lambda hostile: hostile.say(Knock(), b"x" * 100)),
-        Attack("payload", "a pull with a payload", "TOO_LARGE", lambda hostile: hostile.say(Pull(returning=False), b"x" * 100)),
+        Attack(
+            "payload",
+            "a pull with a payload",
+            "TOO_LARGE",
+            lambda hostile: hostile.say(Pull(returning=False), b"x" * 100),
+        ),
         Attack("payload", "a leave with a payload", "TOO_LARGE", lambda hostile: hostile.say(Leave(), b"x" * 100)),
         Attack("payload", "a reply of which all is here already", "welcome", _have_all),
     ]
-    known = {name: (code, make) for name, (code, make) in CLASSES.items() if name not in ("an earlier round", "a later round")}
+    known = {
+        name: (code, make)
+        for name, (code, make) in CLASSES.items()
+        if name not in ("an earlier round", "a later round")
+    }
     attacks += [_update(name, str(code), classed(make)) for name, (code, make) in known.items()]
     return [*attacks, *squeezed()]
 
@@ -177,7 +208,12 @@ def squeezed() -> list[Attack]:
     return [
         Attack("payload", "128 MB of zeros, by gzip", refused, bomb("Gzip", [zeros])),
         Attack("payload", "128 MB of zeros, by deflate", refused, bomb("Deflate", [zeros])),
-        Attack("payload", "a header and 40 chunks of zeros, by gzip", f"MALFORMED|{refused}", bomb("Gzip", [fitting, *[bytes(2**20)] * 40])),
+        Attack(
+            "payload",
+            "a header and 40 chunks of zeros, by gzip",
+            f"MALFORMED|{refused}",
+            bomb("Gzip", [fitting, *[bytes(2**20)] * 40]),
+        ),
     ]
 
 
@@ -214,36 +250,88 @@ def protocol() -> list[Attack]:
         messages.Refusal(code=messages.Code.BUSY, text="x"),
     ]
     found = [
-        _update("an update of an earlier round", "ROUND_CLOSED", lambda hostile: hostile.say(*_earlier(hostile, 2)), "protocol"),
+        _update(
+            "an update of an earlier round",
+            "ROUND_CLOSED",
+            lambda hostile: hostile.say(*_earlier(hostile, 2)),
+            "protocol",
+        ),
         _update("the update of the last round again", "accepted|ROUND_CLOSED", _replayed, "protocol"),
-        _update("other bytes for the last round", "ROUND_CLOSED", lambda hostile: hostile.say(*_earlier(hostile, 1)), "protocol"),
+        _update(
+            "other bytes for the last round",
+            "ROUND_CLOSED",
+            lambda hostile: hostile.say(*_earlier(hostile, 1)),
+            "protocol",
+        ),
         _update("an update of round 2^53 - 1", "WRONG_ROUND", changed(round=2**53 - 1), "protocol"),
-        _update("an update of the next round", "WRONG_ROUND", lambda h: h.say(_good(h).model_copy(update={"round": _good(h).round + 1}), h.payload), "protocol"),
+        _update(
+            "an update of the next round",
+            "WRONG_ROUND",
+            lambda h: h.say(_good(h).model_copy(update={"round": _good(h).round + 1}), h.payload),
+            "protocol",
+        ),
         _update("an update for another model", "WRONG_MODEL", changed(model=digest), "protocol"),
         _update("an update of more samples", "BAD_SAMPLES", changed(samples=10**6), "protocol"),
-        _update("an update of a device that is not enrolled", "NOT_ENROLLED|BUSY", lambda h: h.say(_good(h), h.payload, NEWCOMER), "protocol"),
-        _update("a good update as a hello", "OTHER_DATA|TOO_LARGE|MALFORMED", lambda h: h.say(Hello(**h.client.hello), h.payload), "protocol"),
-        Attack("protocol", "a pull of a device that is not enrolled", "NOT_ENROLLED", said(Pull(returning=False), NEWCOMER)),
-        Attack("protocol", "a beat of a device that is not enrolled", "NOT_ENROLLED", said(messages.Beat(round=0), NEWCOMER)),
+        _update(
+            "an update of a device that is not enrolled",
+            "NOT_ENROLLED|BUSY",
+            lambda h: h.say(_good(h), h.payload, NEWCOMER),
+            "protocol",
+        ),
+        _update(
+            "a good update as a hello",
+            "OTHER_DATA|TOO_LARGE|MALFORMED",
+            lambda h: h.say(Hello(**h.client.hello), h.payload),
+            "protocol",
+        ),
+        Attack(
+            "protocol", "a pull of a device that is not enrolled", "NOT_ENROLLED", said(Pull(returning=False), NEWCOMER)
+        ),
+        Attack(
+            "protocol",
+            "a beat of a device that is not enrolled",
+            "NOT_ENROLLED",
+            said(messages.Beat(round=0), NEWCOMER),
+        ),
         Attack("protocol", "a leave of a device that is not enrolled", "NOT_ENROLLED|left", said(Leave(), NEWCOMER)),
         Attack("protocol", "a beat of round 2^53 - 1", "alive", said(messages.Beat(round=2**53 - 1))),
         Attack("protocol", "a hello with 10^6 samples, enrolled with fewer", "OTHER_DATA", hello(samples=10**6)),
-        Attack("protocol", "a newcomer's hello with 10^6 + 1 samples", "BAD_SAMPLES", hello(NEWCOMER, samples=10**6 + 1)),
+        Attack(
+            "protocol", "a newcomer's hello with 10^6 + 1 samples", "BAD_SAMPLES", hello(NEWCOMER, samples=10**6 + 1)
+        ),
         Attack("protocol", "a newcomer's hello with no samples", "BAD_SAMPLES", hello(NEWCOMER, samples=0)),
         Attack("protocol", "a hello with another shape", "OTHER_DATA", hello(input_shape=[3, 8, 8])),
         Attack("protocol", "a hello with a shape of 2^52", "OTHER_DATA", hello(input_shape=[2**52, 2**52])),
         Attack("protocol", "a hello with other classes", "OTHER_DATA", hello(classes=11)),
-        Attack("protocol", "a hello with a profile of control characters", "enrolled|BAD_PROFILE|OTHER_DATA", hello(profile="\x1b[2J\r\n\u202e")),
+        Attack(
+            "protocol",
+            "a hello with a profile of control characters",
+            "enrolled|BAD_PROFILE|OTHER_DATA",
+            hello(profile="\x1b[2J\r\n\u202e"),
+        ),
         Attack("protocol", "the status, asked for by a device", "WRONG_ROLE", said(Status())),
         Attack("protocol", "how much of another's payload is here", "held:0", _probed),
         Attack("protocol", "a knock by a coordinator", "WRONG_ROLE", said(Knock(), "coordinator")),
         Attack("protocol", "a hello by a coordinator", "WRONG_ROLE", hello("coordinator")),
-        _update("an update by a coordinator", "WRONG_ROLE", lambda h: h.say(_good(h), h.payload, "coordinator"), "protocol"),
+        _update(
+            "an update by a coordinator", "WRONG_ROLE", lambda h: h.say(_good(h), h.payload, "coordinator"), "protocol"
+        ),
         Attack("protocol", "a knock by a server of a cloud", "WRONG_ROLE", said(Knock(), "cloud-0")),
-        _update("an update by a server of a cloud", "WRONG_ROLE", lambda h: h.say(_good(h), h.payload, "cloud-0"), "protocol"),
-    ]  # fmt: skip
-    found += [Attack("protocol", f"{message.kind!r}, as to a coordinator", "UNKNOWN_KIND|TOO_LARGE", said(message)) for message in at_cloud]
-    found += [Attack("protocol", f"{message.kind!r}, as a server says it", "UNKNOWN_KIND", said(message)) for message in of_server]
+        _update(
+            "an update by a server of a cloud",
+            "WRONG_ROLE",
+            lambda h: h.say(_good(h), h.payload, "cloud-0"),
+            "protocol",
+        ),
+    ]
+    found += [
+        Attack("protocol", f"{message.kind!r}, as to a coordinator", "UNKNOWN_KIND|TOO_LARGE", said(message))
+        for message in at_cloud
+    ]
+    found += [
+        Attack("protocol", f"{message.kind!r}, as a server says it", "UNKNOWN_KIND", said(message))
+        for message in of_server
+    ]
     storms: list[tuple[str, str, Message, int]] = [
         ("knocks", "welcome|BUSY", Knock(), 40),
         ("beats", "alive|BUSY", messages.Beat(round=0), 40),
@@ -251,13 +339,23 @@ def protocol() -> list[Attack]:
         ("questions for the status", "WRONG_ROLE|BUSY", Status(), 40),
         ("unknown messages", "UNKNOWN_KIND|BUSY", messages.Wait(), 40),
     ]
-    found += [Attack("protocol", f"{name}, 40 at a time", expected, _storm(message, count)) for name, expected, message, count in storms]
+    found += [
+        Attack("protocol", f"{name}, 40 at a time", expected, _storm(message, count))
+        for name, expected, message, count in storms
+    ]
     return [
         *found,
-        Attack("protocol", "pulls, 200 at a time", "wait|task|BUSY|RESOURCE_EXHAUSTED", _storm(Pull(returning=True), 200)),
-        Attack("protocol", "hellos, 20 at a time", "enrolled|BUSY", lambda h: _at_once(h, lambda: h.say(Hello(**h.client.hello)), 20)),
+        Attack(
+            "protocol", "pulls, 200 at a time", "wait|task|BUSY|RESOURCE_EXHAUSTED", _storm(Pull(returning=True), 200)
+        ),
+        Attack(
+            "protocol",
+            "hellos, 20 at a time",
+            "enrolled|BUSY",
+            lambda h: _at_once(h, lambda: h.say(Hello(**h.client.hello)), 20),
+        ),
         Attack("protocol", "leaves and hellos, in turn", "enrolled|BUSY", _in_and_out, open=True),
-    ]  # fmt: skip
+    ]
 
 
 def _good(hostile: Hostile) -> Any:

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from clouds import CloudCluster, little, played
 from processes import KILLED, Cluster, cluster, recipe_of, simulated
 
+from personafl import cli
 from personafl.errors import StorageFailed
 
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT)
-LONG = 120.0  # seconds without anything new after which processes hang
+LONG = 300.0  # seconds without anything new after which processes hang
 
 
 class Typed(Cluster):
@@ -37,15 +39,19 @@ class Typed(Cluster):
         where = f"{self.folder}/{'run' if name == 'server' else name}"
         return [name, recipe, "--identity", identity, "--listen", f"localhost:{self.port}", "--out", where]
 
+    def start(self, name: str, before: Callable[[], None] | None = None) -> None:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is the command's to handle
+        try:
+            super().start(name, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
     def be(self, name: str) -> None:
-        import torch
-
-        from personafl import cli
-
         torch.set_num_threads(1)
         sys.argv = ["personafl", *self.words(name)]
         code = 0
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             cli.main()
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1

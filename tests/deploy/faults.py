@@ -11,15 +11,11 @@ import json
 import os
 import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
-
-import torch
-
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 import fault_damage
 import fault_kills
+import torch
 
 GOOD = ("one line", "identical", "repaired")
 
@@ -69,7 +65,8 @@ def full(every: int = 1) -> int:
         rows[found["victim"]].update({"writes": 1, "bits": int(well), "ended": found["ended"]})
         if not well:
             print(json.dumps(found), flush=True)
-    print("| The disk of | writes at which it was full | ended with a line, started again | reference bits |\n|---|---|---|---|")
+    print("| The disk of | writes at which it was full | ended with a line, started again | reference bits |")
+    print("|---|---|---|---|")
     for victim, row in rows.items():
         print(f"| {victim} | {row['writes']} | {row['ended']} | {row['bits']} |")
     return sum(row["writes"] - row["bits"] for row in rows.values())
