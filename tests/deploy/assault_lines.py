@@ -21,6 +21,7 @@ from personafl.deploy.net.messages import Knock, Part, Pull, digest_of, header
 from personafl.deploy.net.transport import Channel, Unreachable
 
 STRANGERS = [f"device-{number}" for number in range(100, 120)]  # valid, and not enrolled
+STRANGER = STRANGERS[0]
 ENDED, TAKEN, NAMELESS, REVOKED = "device-80", "device-eve", "stranger-1", "device-81"
 
 
@@ -57,7 +58,7 @@ def connections() -> list[Attack]:
 
         return attempt
 
-    def once(*sent: bytes, name: str | None = "device-3", wait: bool = True) -> Callable[[Hostile], Awaitable[str]]:
+    def once(*sent: bytes, name: str | None = STRANGER, wait: bool = True) -> Callable[[Hostile], Awaitable[str]]:
         async def attempt(hostile: Hostile) -> str:
             async with hostile.sockets(1, name) as wires:
                 for wire in wires:
@@ -77,8 +78,8 @@ def connections() -> list[Attack]:
         ("300 connections that stop after the TLS hello", held(300, "", hello, seconds=3.0), 4.0),
         ("100 TLS hellos, a byte at a time", _slowly(100, hello), 4.0),
         ("200 connections without a certificate", held(200, None, seconds=2.0), 4.0),
-        ("200 connections that say nothing after the handshake", held(200, "device-3", seconds=2.0), 4.0),
-        ("200 connections that stop after HTTP/2 has begun", held(200, "device-3", start, seconds=2.0), 4.0),
+        ("200 connections that say nothing after the handshake", held(200, STRANGER, seconds=2.0), 4.0),
+        ("200 connections that stop after HTTP/2 has begun", held(200, STRANGER, start, seconds=2.0), 4.0),
         ("20 connections each of 10 strangers", _strangers, 4.0),
         ("connections that are reset at once, 100 at a time", _reset, 2.0),
         ("handshakes that are reset in the middle", _reset_in_handshake(hello), 2.0),
@@ -121,9 +122,11 @@ def connections() -> list[Attack]:
             0.0,
         ),
         ("a path that climbs", once(start + request(1, path="/../../etc/passwd") + data(1, knock), wait=False), 0.0),
-        ("500 readers that read nothing", _deaf(500), 3.0),
     ]
-    return [Attack("connection", name, either, attempt, seconds=seconds) for name, attempt, seconds in listed]
+    return [
+        *(Attack("connection", name, either, attempt, seconds=seconds) for name, attempt, seconds in listed),
+        Attack("connection", "500 readers that read nothing", either, _deaf(500), open=True, seconds=3.0),
+    ]
 
 
 def large() -> list[Attack]:
@@ -144,9 +147,9 @@ def large() -> list[Attack]:
             open=True,
         ),
         Attack(
-            "connection", "100 readers of the broadcast that read nothing", "endured|hung up", _deaf(100), seconds=5.0
+            "connection", "100 readers of the broadcast that read nothing", "endured|hung up", _deaf(100), True, 5.0
         ),
-        Attack("connection", "broadcasts asked for and dropped, 20 at a time", "endured", _dropped, seconds=3.0),
+        Attack("connection", "broadcasts asked for and dropped, 20 at a time", "endured", _dropped, True, 3.0),
     ]
 
 
@@ -220,7 +223,7 @@ def _unfinished(count: int) -> Callable[[Hostile], Awaitable[str]]:
     """Begin calls, a hundred per connection, each with half of a message."""
 
     async def attempt(hostile: Hostile) -> str:
-        async with hostile.sockets(count // 100, "device-3") as wires:
+        async with hostile.sockets(count // 100, STRANGER) as wires:
             for wire in wires:
                 calls = b"".join(request(2 * n + 1) + data(2 * n + 1, b"{", False, 50) for n in range(100))
                 await wire.send(PREFACE + settings() + calls)
@@ -293,15 +296,21 @@ async def _half_open(hostile: Hostile) -> str:
 
 
 async def _dropped(hostile: Hostile) -> str:
+    """Ask for broadcasts, and hang up before they have come."""
     line = hostile.channel(hostile.name)
     calls = [line.stream_stream(METHOD)() for _ in range(20)]
-    for call in calls:
-        with contextlib.suppress(Exception):
+
+    async def ask(call: Any) -> None:
+        with contextlib.suppress(Exception, asyncio.CancelledError):
             await call.write(header(Pull(returning=False)))
             await call.done_writing()
+
+    asking = [asyncio.create_task(ask(call)) for call in calls]
     await asyncio.sleep(0.05)
-    for call in calls:
+    for call, task in zip(calls, asking, strict=True):
         call.cancel()
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
     await line.close()
     return "endured"
 

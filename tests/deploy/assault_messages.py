@@ -332,28 +332,22 @@ def protocol() -> list[Attack]:
         Attack("protocol", f"{message.kind!r}, as a server says it", "UNKNOWN_KIND", said(message))
         for message in of_server
     ]
-    storms: list[tuple[str, str, Message, int]] = [
-        ("knocks", "welcome|BUSY", Knock(), 40),
-        ("beats", "alive|BUSY", messages.Beat(round=0), 40),
-        ("questions for a payload", "held|BUSY", Have(digest=digest), 40),
-        ("questions for the status", "WRONG_ROLE|BUSY", Status(), 40),
-        ("unknown messages", "UNKNOWN_KIND|BUSY", messages.Wait(), 40),
-    ]
-    found += [
-        Attack("protocol", f"{name}, 40 at a time", expected, _storm(message, count))
-        for name, expected, message, count in storms
+    storms: list[tuple[str, str, Message, str | None]] = [
+        ("knocks of a stranger", "welcome|BUSY", Knock(), NEWCOMER),
+        ("questions of a stranger for a payload", "held|BUSY", Have(digest=digest), NEWCOMER),
+        ("questions of a stranger for the status", "WRONG_ROLE|BUSY", Status(), NEWCOMER),
+        ("unknown messages of a stranger", "UNKNOWN_KIND|NOT_ENROLLED|BUSY", messages.Wait(), NEWCOMER),
+        ("beats", "alive|BUSY", messages.Beat(round=0), None),
+        ("pulls", "wait|task|BUSY|RESOURCE_EXHAUSTED", Pull(returning=True), None),
     ]
     return [
         *found,
-        Attack(
-            "protocol", "pulls, 200 at a time", "wait|task|BUSY|RESOURCE_EXHAUSTED", _storm(Pull(returning=True), 200)
+        *(
+            Attack("protocol", f"{name}, 40 at a time", expected, _storm(message, 40, who), open=who is None)
+            for name, expected, message, who in storms
         ),
-        Attack(
-            "protocol",
-            "hellos, 20 at a time",
-            "enrolled|BUSY",
-            lambda h: _at_once(h, lambda: h.say(Hello(**h.client.hello)), 20),
-        ),
+        Attack("protocol", "pulls, 200 at a time", storms[-1][1], _storm(Pull(returning=True), 200), open=True),
+        Attack("protocol", "hellos, 20 at a time", "enrolled|BUSY", _hellos, open=True),
         Attack("protocol", "leaves and hellos, in turn", "enrolled|BUSY", _in_and_out, open=True),
     ]
 
@@ -383,11 +377,15 @@ async def _probed(hostile: Hostile) -> str:
     return f"{said.kind}:{getattr(said, 'size', '')}"
 
 
-def _storm(message: Message, count: int) -> Callable[[Hostile], Awaitable[str]]:
-    return lambda hostile: _at_once(hostile, lambda: hostile.say(message), count)
+def _storm(message: Message, count: int, who: str | None = None) -> Callable[[Hostile], Awaitable[str]]:
+    return lambda hostile: _at_once(lambda: hostile.say(message, b"", who), count)
 
 
-async def _at_once(hostile: Hostile, ask: Callable[[], Awaitable[str]], count: int) -> str:
+async def _hellos(hostile: Hostile) -> str:
+    return await _at_once(lambda: hostile.say(Hello(**hostile.client.hello)), 20)
+
+
+async def _at_once(ask: Callable[[], Awaitable[str]], count: int) -> str:
     return "|".join(sorted(set(await asyncio.gather(*(ask() for _ in range(count))))))
 
 
@@ -448,7 +446,13 @@ def large() -> list[Attack]:
         _update("12 MB that are all header", "BAD_PAYLOAD", lambda h: h.say(_good(h), lying(h))),
         _update("12 MB of one NaN", "NOT_FINITE", lambda h: h.say(*CLASSES["one NaN"][1](_good(h), h.payload))),
         _update("12 MB with a wrong digest", "BAD_DIGEST", lambda h: h.say(_good(h), h.payload, digest="a" * 64)),
-        Attack("payload", "a broadcast of 12 MB, 8 at a time", "task|wait|BUSY", _storm(Pull(returning=False), 8)),
+        Attack(
+            "payload",
+            "a broadcast of 12 MB, 8 at a time",
+            "task|wait|BUSY",
+            _storm(Pull(returning=False), 8),
+            open=True,
+        ),
     ]
 
 
