@@ -338,7 +338,7 @@ def protocol() -> list[Attack]:
         ("questions of a stranger for the status", "WRONG_ROLE|BUSY", Status(), NEWCOMER),
         ("unknown messages of a stranger", "UNKNOWN_KIND|NOT_ENROLLED|BUSY", messages.Wait(), NEWCOMER),
         ("beats", "alive|BUSY", messages.Beat(round=0), None),
-        ("pulls", "wait|task|BUSY|RESOURCE_EXHAUSTED", Pull(returning=True), None),
+        ("pulls", "wait|task|BUSY|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED", Pull(returning=True), None),
     ]
     return [
         *found,

@@ -444,16 +444,24 @@ def _judged(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = ["| Attack | Expected | What happened | p95 × |", "|---|---|---|---|"]
+    """Return the rows as a Markdown table; attacks that should come to the same, and do, have one together."""
+    together: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        got = ", ".join(f"{said.replace('|', '/')} ({count})" for said, count in list(row["got"].items())[:4])
-        wrong = f"; **{', '.join(row['wrong'])}**".replace("|", "/") if row["wrong"] else ""
-        name = "".join(c if c.isprintable() else "?" for c in row["name"]).replace("|", "/")
-        lines.append(
-            f"| {row['group']}: {name} | {row['expected'].replace('|', ' or ')} | {got}{wrong} | {row['ratio']} |"
-        )
+        together.setdefault((row["group"], row["expected"], *row["wrong"]), []).append(row)
+    lines = ["| | Attacks | Expected | What happened, and how often | p95 × |", "|---|---|---|---|---|"]
+    for (group, expected, *wrong), same in together.items():
+        got = sum((Counter(row["got"]) for row in same), Counter[str]())
+        happened = ", ".join(f"{said} {count:,}" for said, count in got.most_common(6))
+        happened += f"; **not right: {', '.join(wrong)}**" if wrong else ""
+        names = "; ".join(row["name"] for row in same)
+        slowest = max((row["ratio"] for row in same), key=lambda ratio: ratio or 0.0)
+        cells = [f"{group}, {len(same)}", names, expected.replace("|", ", "), happened, str(slowest)]
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text).replace("|", "/")
 
 
 def main(part: str = "all", seconds: str = "1.0") -> None:
