@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -280,3 +281,62 @@ def _full_at(
         equal, traces = str(error)[:500], []
     ended = sum(begun.values())
     return {"equal": equal, "ended": ended, "tracebacks": traces, "seconds": round(time.monotonic() - began, 1)}
+
+
+@dataclass
+class Mounted(_Crowded):
+    """Processes whose directories are on a small file system of their own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        disk = self.folder / "disk"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True, capture_output=True)
+        (disk / "devices").mkdir()
+        (self.folder / "devices").symlink_to(disk / "devices")
+        (self.folder / "run").symlink_to(disk / "run")
+
+    def words(self, name: str) -> list[str]:
+        return [word.replace(f"{self.folder}/run", f"{self.folder}/disk/run") for word in super().words(name)]
+
+    def fill(self, seconds: float) -> None:
+        """Leave no byte on the disk for a while."""
+        ballast = self.folder / "disk" / "ballast"
+        with contextlib.suppress(OSError), open(ballast, "wb", 0) as file:
+            while file.write(bytes(4096)):
+                pass
+        time.sleep(seconds)
+        ballast.unlink()
+
+    def stop(self) -> None:
+        super().stop()
+        subprocess.run(["umount", "-l", self.folder / "disk"], check=False, capture_output=True)
+
+
+def filled(runs: int) -> Iterator[dict[str, Any]]:
+    """Fill a real, small disk of a server and its devices, three times a run; nothing where it cannot be mounted."""
+    recipe = recipe_of("scaffold", 4, **{**KILLED, "rounds": 12})
+    wanted = simulated(recipe)
+    for seed in range(runs):
+        dice, begun, traces = random.Random(seed), Counter[str](), list[str]()
+        try:
+            with cluster(recipe, Mounted) as made:
+                for name in made.names:
+                    made.start(name)
+                for _ in range(3):
+                    time.sleep(dice.uniform(0.3, 1.5))
+                    made.fill(dice.uniform(0.2, 1.0))
+                made.mend(begun)
+                equal: Any = made.outcome() == wanted
+                traces = made.tracebacks()
+        except AssertionError as error:
+            equal = str(error)[:500]
+        except (subprocess.CalledProcessError, FileNotFoundError):
+            return
+        yield {
+            "victim": "all, on a small disk",
+            "at": seed,
+            "equal": equal,
+            "ended": sum(begun.values()),
+            "tracebacks": traces,
+        }
