@@ -322,7 +322,7 @@ def test_a_run_under_way_is_not_run_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
 
     def listener(progress: Progress) -> None:
-        with pytest.raises(BadInput, match=f"^{path}: another process is running it$"):
+        with pytest.raises(BadInput, match=rf"^{path}: another process \({os.getpid()}\) is running it$"):
             api.resume(path)
         raise Crash
 

@@ -37,7 +37,10 @@ def test_atomic_write_replaces(tmp_path: Path) -> None:
         atomic_write(path, data)
         assert path.read_bytes() == data
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-    assert path.stat().st_mode & 0o777 == 0o644
+    for mode, of_files in ((0o755, 0o644), (0o700, 0o600), (0o750, 0o640)):  # as open as the directory
+        tmp_path.chmod(mode)
+        atomic_write(path, b"new")
+        assert path.stat().st_mode & 0o777 == of_files
 
 
 def test_two_who_write_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

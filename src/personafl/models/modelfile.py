@@ -31,6 +31,7 @@ from personafl.models import MODELS, make_net_and_split
 from personafl.models.factored import factorize
 from personafl.models.network import Network, SharedNetwork
 from personafl.options import Positive, import_path
+from personafl.storage.seals import read_sealed, sealed
 
 FORMAT, VERSION = "personafl model", 1
 _REMEDY = "give a file that personafl export wrote"
@@ -94,8 +95,7 @@ def pack(parts: Sequence[Part], facts: Mapping[str, str]) -> bytes:
     length = int.from_bytes(data[:8], "little")
     entries = json.loads(data[8 : 8 + length])
     header = json.dumps({"__metadata__": described(facts), **entries}, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[8 + length :]
+    return b"".join(sealed(len(header).to_bytes(8, "little") + header + data[8 + length :]))
 
 
 def card_of(path: str | Path) -> Card:
@@ -131,10 +131,11 @@ def load_model(path: str | Path, *, module: nn.Module | None = None, dense: bool
     become two smaller ones where that takes fewer multiply-adds; with dense=True no layer does.
     """
     path = Path(path)
+    data = read_sealed(path, _REMEDY)
     card = card_of(path)
     shape = blank(card)
     net = _net(path, card, shape, module)
-    parts = _parts(path, path.read_bytes(), net)
+    parts = _parts(path, data, net)
     return assembled(net, parts, shape.x[:1], card.moments, dense, card.scale)
 
 

@@ -69,8 +69,8 @@ class Run:
         if time.monotonic() - self._saved < seconds:
             return
         states, tuned = self.simulation.store.flush(), self.tuned.flush()
-        length = self.directory.record(durable=True)
-        total = dataclasses.replace(self.total, states=states, tuned=tuned, metrics_bytes=length)
+        length, crc = self.directory.record(durable=True)
+        total = dataclasses.replace(self.total, states=states, tuned=tuned, metrics_bytes=length, metrics=crc)
         self.directory.commit(total, wire.encode(self.simulation.saved()))
         self.simulation.store.collect()
         self.tuned.collect()

@@ -23,6 +23,7 @@ from personafl.simulate.calibrate import calibrated
 from personafl.storage.failure import FAILURE_FILE
 from personafl.storage.files import atomic_write, write_json
 from personafl.storage.rundir import Checkpoint, RunDirectory
+from personafl.storage.seals import sealed
 
 
 def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None) -> Result:
@@ -122,6 +123,6 @@ def _finish(run: Run) -> Result:
     sizes = {name: measure(run.simulation, run.tuned, members[name]) for name in scored}
     shared = run.simulation.global_model(run.simulation.down())  # of several servers the mean; runs may start from it
     result = make_result(path, job.recipe, job.federation, scored, run.total, sizes)
-    atomic_write(path / START_FILE, wire.encode(shared or {}))
+    atomic_write(path / START_FILE, *sealed(wire.encode(shared or {})))
     atomic_write(path / "clients.csv", result.clients_csv().encode())
     return result

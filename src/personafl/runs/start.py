@@ -11,6 +11,7 @@ from personafl.errors import BadInput
 from personafl.models.adapters import is_adapter
 from personafl.recipe.recipe import Recipe
 from personafl.storage.files import read_json
+from personafl.storage.seals import read_sealed
 
 START_FILE = "global.safetensors"  # of a run directory: the shared model that came out
 
@@ -58,7 +59,7 @@ def _warm_start(run: Path, fresh: Params) -> Params:
     """Return `fresh` with the global model of a finished run put in, by name; only adapters may be missing there."""
     path = run / START_FILE
     try:
-        found = wire.decode_named(path.read_bytes())
+        found = wire.decode_named(read_sealed(path, "begin anew"))
     except (OSError, BadInput) as error:
         raise BadInput(f"start: {path} cannot be read, or is damaged; give the directory of a finished run") from error
     if not found:

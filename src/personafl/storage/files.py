@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from personafl.errors import BadInput, StorageFailed
+from personafl.errors import BadInput, Busy, StorageFailed
+from personafl.storage.seals import opened_json, sealed_json
 
 
 @contextlib.contextmanager
@@ -31,23 +32,25 @@ def storage(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags, 0o644)
+def _opened(path: Path, flags: int, private: bool = False) -> Iterator[int]:
+    """Open a file; a new one is its owner's alone, or for whom its directory is for."""
+    descriptor = os.open(path, flags, 0o600 if private else path.parent.stat().st_mode & 0o666)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def atomic_write(path: Path, *parts: bytes | memoryview, alone: bool = True) -> None:
+def atomic_write(path: Path, *parts: bytes | memoryview, alone: bool = True, private: bool = False) -> None:
     """Replace a file by parts, end to end: after a crash it holds the old bytes or the new ones, whole.
 
-    Who may not be alone, as others may write the file at the same time, has a partial file of its own.
+    Who may not be alone, as others may write the file at the same time, has a partial file of its own. A private file
+    is for its owner only, wherever it lies.
     """
     temporary = path.with_name(f"{path.name}.partial" if alone else f"{path.name}.{os.getpid()}.partial")
     with storage(path):
         try:
-            with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+            with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, private) as descriptor:
                 for part in parts:
                     _write_all(descriptor, part)
                 os.fsync(descriptor)
@@ -77,6 +80,26 @@ def cut(path: Path, length: int) -> None:
         os.fsync(descriptor)
 
 
+@contextlib.contextmanager
+def locked(directory: Path, remedy: str) -> Iterator[None]:
+    """Hold a directory: two processes must not write there."""
+    import fcntl  # not on Windows, where the command line must still be able to say so
+
+    path = directory / "lock"
+    with contextlib.ExitStack() as stack:
+        with storage(path):
+            descriptor = stack.enter_context(_opened(path, os.O_RDWR | os.O_CREAT))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 20).decode(errors="replace").strip()
+            raise Busy(f"{directory}: another process{f' ({holder})' if holder else ''} {remedy}") from error
+        with contextlib.suppress(OSError):  # on a full disk nobody learns who it is
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+
+
 def reserve(path: Path, length: int) -> None:
     """Make a file so long, or a new one, with room on the disk: writing to a mapped file cannot report that it is full.
 
@@ -98,17 +121,17 @@ def sync(path: Path) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replace a JSON file; it has a line for each key, for indentation is slow and takes a line for each number."""
     lines = (f"{json.dumps(key)}: {json.dumps(value[key], sort_keys=True)}" for key in sorted(value))
-    atomic_write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    atomic_write(path, sealed_json("{\n" + ",\n".join(lines) + "\n}\n"))
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file that personafl wrote."""
     try:
-        return json.loads(path.read_bytes())
+        return opened_json(path.read_bytes())
     except FileNotFoundError as error:
         raise BadInput(f"{path}: not found; is {path.parent} a run directory?") from error
     except (ValueError, OSError) as error:
-        raise BadInput(f"{path}: cannot be read ({error})") from error
+        raise BadInput(f"{path}: cannot be read ({error}); put a copy back") from error
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:

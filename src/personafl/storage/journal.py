@@ -5,6 +5,7 @@ which is cut off, and so is what a write leaves that fails, on a full disk say. 
 """
 
 import contextlib
+import dataclasses
 import json
 import time
 import zlib
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from personafl.errors import BadInput, StorageFailed
-from personafl.storage.files import append, cut, storage
-from personafl.storage.rundir import RunDirectory
+from personafl.storage.files import append, cut, storage, sync
+from personafl.storage.rundir import Checkpoint, RunDirectory
 
 
 class Journal:
@@ -26,7 +27,8 @@ class Journal:
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:
             cut(path, len(whole))
-        self._length, self._torn = len(whole), False
+        self.length, self.crc = len(whole), zlib.crc32(whole)
+        self._torn = self._loose = False  # half a line may be at the end; lines may not be durable
         self.entries = [_read(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
 
     def write(self, event: str, *, durable: bool = True, **facts: Any) -> None:
@@ -34,16 +36,29 @@ class Journal:
         text = json.dumps({"event": event, "time": round(time.time(), 3), **facts})
         line = f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
         if self._torn:
-            cut(self._path, self._length)
+            cut(self._path, self.length)
         self._torn = True
         try:
-            self._length = append(self._path, line, durable)
-            self._torn = False
+            self.length = append(self._path, line, durable)
+            self.crc, self._torn, self._loose = zlib.crc32(line, self.crc), False, not durable
         except StorageFailed:
             with contextlib.suppress(StorageFailed):  # else before the next line
-                cut(self._path, self._length)
+                cut(self._path, self.length)
                 self._torn = False
             raise
+
+    def settle(self) -> None:
+        """Make all lines durable."""
+        if self._loose:
+            with storage(self._path):
+                sync(self._path)
+            self._loose = False
+
+    def has(self, checkpoint: Checkpoint) -> bool:
+        """Say whether all lines are there that were when a checkpoint was made."""
+        with storage(self._path):
+            data = self._path.read_bytes() if self._path.exists() else b""
+        return zlib.crc32(data[: checkpoint.journal_bytes]) == checkpoint.journal
 
 
 def _read(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -69,6 +84,33 @@ class Journaled:
         self._held = contextlib.ExitStack()
         self._held.enter_context(directory.locked())  # before anything is read: two servers must not write one run
         self.journal = Journal(directory.path / "journal.jsonl")
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the last checkpoint, if the journal is not older than it."""
+        checkpoint = self.directory.checkpoint()
+        if not self.journal.has(checkpoint):
+            raise self.cut_off(checkpoint)
+        return checkpoint
+
+    def cut_off(self, checkpoint: Checkpoint) -> BadInput:
+        """Return the error that the journal does not reach as far as a checkpoint."""
+        return BadInput(
+            f"{self.directory.path / 'journal.jsonl'}: does not speak of the {checkpoint.rounds} rounds that are done, "
+            "so it was lost or cut; put a copy back, or choose another --out (the model is kept here)"
+        )
+
+    def commit(self, rounds: int, server: bytes, keep: int = 1) -> None:
+        """Make a checkpoint, of which so many are kept; it remembers how far the journal was."""
+        self.journal.settle()
+        self.directory.commit(self._now(Checkpoint(rounds=rounds)), server, keep)
+
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Make an earlier checkpoint the last one; it remembers how far the journal is now."""
+        self.journal.settle()
+        self.directory.go_back(self._now(checkpoint))
+
+    def _now(self, checkpoint: Checkpoint) -> Checkpoint:
+        return dataclasses.replace(checkpoint, journal_bytes=self.journal.length, journal=self.journal.crc)
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ the run is opened again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import shlex
@@ -23,12 +24,13 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from personafl.errors import BadInput, Busy
-from personafl.storage.files import append, atomic_write, cut, read_json, storage, sync, write_json
+from personafl.errors import BadInput
+from personafl.storage.files import append, atomic_write, cut, locked, read_json, storage, sync, write_json
+from personafl.storage.seals import sealed_json
 
 COMPARISON_FILE = "comparison.toml"  # of a directory that has the runs of a comparison
 PAGE_FILE = "report.html"
@@ -42,6 +44,9 @@ class Checkpoint:
 
     rounds: int = 0  # completed
     metrics_bytes: int = 0
+    metrics: int | None = None  # checksum of so many bytes of metrics.jsonl; None: of version 0.1, which had none
+    journal_bytes: int = 0  # of a server: of what the journal said then
+    journal: int = 0  # and their checksum
     states: int = 0  # the store's index
     tuned: int = 0  # the index of the fine-tuned states
     server: int = 0  # checksum of the server's state
@@ -49,6 +54,10 @@ class Checkpoint:
     bytes_up: int = 0
     seconds: float = 0.0
     time: float | None = None  # virtual, of a cloud or a buffer
+    before: tuple[Checkpoint, ...] = ()  # of a server: those that it can go back to, the newest first
+
+
+_SINCE = {"metrics", "journal_bytes", "journal", "before"}  # what checkpoints of version 0.1 do not have
 
 
 class RunDirectory:
@@ -56,18 +65,19 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._metrics = 0  # checksum of all that was recorded
 
     @classmethod
-    def create(cls, path: Path, files: dict[str, str]) -> RunDirectory:
+    def create(cls, path: Path, files: dict[str, str], mode: int = 0o755) -> RunDirectory:
         """Make a new directory with its first files, all at once; a crash leaves nothing under its name."""
         refuse_existing(path)
         with storage(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
             try:
-                temporary.chmod(0o755)
+                temporary.chmod(mode)
                 for name, text in files.items():
-                    atomic_write(temporary / name, text.encode())
+                    atomic_write(temporary / name, sealed_json(text) if name.endswith(".json") else text.encode())
                     if name.endswith(".toml"):
                         atomic_write(_fingerprint_file(temporary / name), _fingerprint(text.encode()))
                 temporary.rename(path)
@@ -80,15 +90,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory: two processes must not write one run."""
-        import fcntl  # not on Windows, where the command line must still be able to say so
-
-        with contextlib.ExitStack() as stack:
-            with storage(self.path):
-                lock = stack.enter_context(open(self.path / "lock", "w"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise Busy(f"{self.path}: another process is running it") from error
+        with locked(self.path, "is running it"):
             yield
 
     def checkpoint(self) -> Checkpoint:
@@ -97,21 +99,39 @@ class RunDirectory:
         if not path.exists():
             return Checkpoint()
         values = read_json(path)
-        if not isinstance(values, dict) or values.keys() != {field.name for field in fields(Checkpoint)}:
-            raise BadInput(f"{path}: not a checkpoint of this version; use the version that began the run")
-        return Checkpoint(**values)
+        known = {field.name for field in dataclasses.fields(Checkpoint)}
+        try:
+            if not known - _SINCE <= values.keys():
+                raise TypeError("some of it is missing")
+            before = tuple(Checkpoint(**past) for past in values.pop("before", ()))
+            return Checkpoint(**values, before=before)
+        except (TypeError, AttributeError) as error:
+            raise BadInput(f"{path}: not a checkpoint of this version; use the version that began the run") from error
 
-    def commit(self, checkpoint: Checkpoint, server: bytes) -> None:
-        """Make a checkpoint the truth. The stores' states are durable already."""
+    def commit(self, checkpoint: Checkpoint, server: bytes, keep: int = 1) -> None:
+        """Make a checkpoint the truth, and keep so many in all. The stores' states are durable already."""
+        past: tuple[Checkpoint, ...] = ()
+        if keep > 1 and (self.path / "checkpoint.json").exists():
+            last = self.checkpoint()
+            past = (dataclasses.replace(last, before=()), *last.before)
         atomic_write(self._server_file(checkpoint.rounds), server)
-        write_json(self.path / "checkpoint.json", {**vars(checkpoint), "server": zlib.crc32(server)})
-        self._remove_servers_but(checkpoint.rounds)
+        earlier = tuple(one for one in past if one.rounds < checkpoint.rounds)[: keep - 1]
+        self._make_true(dataclasses.replace(checkpoint, server=zlib.crc32(server), before=earlier))
+
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Make an earlier checkpoint the truth, and forget those since."""
+        earlier = tuple(one for one in self.checkpoint().before if one.rounds < checkpoint.rounds)
+        self._make_true(dataclasses.replace(checkpoint, before=earlier))
+
+    def _make_true(self, checkpoint: Checkpoint) -> None:
+        write_json(self.path / "checkpoint.json", dataclasses.asdict(checkpoint))
+        self._remove_servers_but(checkpoint)
 
     def forget_tuned(self) -> None:
         """Commit the last checkpoint without the fine-tuned states: what comes out of more rounds is tuned anew."""
         checkpoint = self.checkpoint()
         if checkpoint.tuned:
-            write_json(self.path / "checkpoint.json", {**vars(checkpoint), "tuned": 0})
+            self._make_true(dataclasses.replace(checkpoint, tuned=0))
 
     def replace_recipe(self, text: str, name: str = "recipe.toml") -> None:
         """Put another recipe in the place of the one that the directory was begun with; a crash leaves one of both."""
@@ -135,35 +155,50 @@ class RunDirectory:
     def rewind(self, checkpoint: Checkpoint) -> None:
         """Cut off what was written after a checkpoint."""
         cut(self.path / "metrics.jsonl", checkpoint.metrics_bytes)
-        self._remove_servers_but(checkpoint.rounds)
+        self._metrics = zlib.crc32(self._metrics_of(checkpoint))
+        self._remove_servers_but(checkpoint)
         with storage(self.path):
             for path in self.path.glob("*.partial"):
                 path.unlink()
 
-    def record(self, *entries: dict[str, Any], durable: bool = False) -> int:
-        """Append metrics; return the file's length, which a checkpoint refers to once they are durable."""
+    def record(self, *entries: dict[str, Any], durable: bool = False) -> tuple[int, int]:
+        """Append metrics; return the file's length and checksum, which a checkpoint has once they are durable."""
         lines = "".join(json.dumps(_renamed(entry, _IN_FILE), sort_keys=True) + "\n" for entry in entries)
-        return append(self.path / "metrics.jsonl", lines.encode(), durable)
+        length = append(self.path / "metrics.jsonl", lines.encode(), durable)
+        self._metrics = zlib.crc32(lines.encode(), self._metrics)
+        return length, self._metrics
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all recorded metrics; of a run in progress the last line may be half written, and is left out."""
         path = self.path / "metrics.jsonl"
         try:
-            whole, _, _ = path.read_text().rpartition("\n")
-        except FileNotFoundError:
-            return []
-        except (OSError, UnicodeDecodeError) as error:
+            whole, _, _ = self._metrics_of(self.checkpoint(), more=True).decode().rpartition("\n")
+        except UnicodeDecodeError as error:
             raise BadInput(f"{path}: cannot be read ({error})") from error
         return [_entry(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+
+    def _metrics_of(self, checkpoint: Checkpoint, more: bool = False) -> bytes:
+        """Return the metrics up to a checkpoint, if they are as they were, or all."""
+        path = self.path / "metrics.jsonl"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read ({error})") from error
+        committed = data[: checkpoint.metrics_bytes]
+        if checkpoint.metrics not in (None, zlib.crc32(committed)):
+            raise BadInput(f"{path}: was damaged or changed since the checkpoint; put a copy back, or begin a new run")
+        return data if more else committed
 
     def _server_file(self, rounds: int) -> Path:
         return self.path / f"server-{rounds:06d}.safetensors"
 
-    def _remove_servers_but(self, rounds: int) -> None:
+    def _remove_servers_but(self, checkpoint: Checkpoint) -> None:
+        kept = {self._server_file(one.rounds) for one in (checkpoint, *checkpoint.before)}
         with storage(self.path):
-            for path in self.path.glob("server-*.safetensors"):
-                if path != self._server_file(rounds):
-                    path.unlink()
+            for path in set(self.path.glob("server-*.safetensors")) - kept:
+                path.unlink()
 
 
 def _entry(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """States of one layout: rows of a memory-mapped file, so that a whole cohort is put and taken at once.
 
-A row is the number of its client and the leaves of its state, end to end. A disk that fails while a file is mapped ends
-the process, as a crash does; a full one is an error before that, for rows are reserved.
+A row is the number of its client and the leaves of its state, end to end; its checksum is for the owner to keep. A
+disk that fails while a file is mapped ends the process, as a crash does; a full one is an error before that, for rows
+are reserved.
 """
 
 import math
 import mmap
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from personafl.storage.files import reserve, storage, sync
 Clients = NDArray[np.int64]
 Rows = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
+Sums = NDArray[np.uint32]
 Entry = dict[str, Tensor]  # states, stacked or one alone, flattened to {path: tensor}
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]  # of one state: its leaves, by path
 
@@ -78,6 +81,10 @@ class Slab:
             path: torch.from_numpy(self._rows[rows, place].reshape(-1)).view(dtype).reshape(len(rows), *shape)
             for (path, dtype, shape), place in zip(self.layout, self._places, strict=True)
         }
+
+    def sums(self, rows: Rows) -> Sums:
+        """Return the checksums of rows; none is 0, which stands for one that is not known."""
+        return np.array([zlib.crc32(self._rows[row]) or 1 for row in rows.tolist()], dtype=np.uint32)
 
     def prefetch(self, rows: Rows) -> None:
         """Have the system begin to read rows, and do not wait for it."""

@@ -4,7 +4,8 @@ Each layout of states has a slab, a file with a row per state. A checkpoint name
 is whose; what it refers to is not touched before the next checkpoint is committed: a new state goes to a free row. So a
 crash leaves rows that nobody refers to, which are free at the next start. Clients that never took part cost nothing.
 
-    index-N.safetensors    clients, slabs and rows [clients with a state]; the metadata has the slabs' layouts
+    index-N.safetensors    clients, slabs, rows and their checksums [clients with a state]; the metadata has the slabs'
+                           layouts
     slab-N                 see `slab`
 """
 
@@ -22,10 +23,12 @@ from numpy.typing import NDArray
 
 from personafl.errors import BadInput
 from personafl.storage.files import atomic_write, storage
+from personafl.storage.seals import is_sealed, sealed
 from personafl.storage.slab import Clients, Entry, Layout, Slab, layout_of
 
-# Where a client's state is (slab 0: nowhere), and the first index that refers to that row.
-_PLACE = np.dtype([("slab", np.int32), ("row", np.int32), ("index", np.int32)])
+# Where a client's state is (slab 0: nowhere), the first index that refers to that row, the row's checksum (0: not known
+# yet), and whether this process has written it, or compared that.
+_PLACE = np.dtype([("slab", np.int32), ("row", np.int32), ("index", np.int32), ("sum", np.uint32), ("sound", np.bool_)])
 
 
 class States(ABC):
@@ -111,6 +114,7 @@ class Store(States):
         """Return the states of clients that have one, all of one layout, stacked."""
         places = self._at(clients)
         states = self._slabs[int(places["slab"][0])].take(places["row"], clients)
+        self._check(clients, places)
         self._keep_to_budget()
         return states
 
@@ -125,7 +129,11 @@ class Store(States):
         self._places["row"][moved] = self._slabs[which].allot(len(moved))
         self._places["slab"][moved], self._places["index"][moved] = which, self._index + 1
         self._replaced.append(before[moving & (before["slab"] > 0)])
-        self._slabs[which].put(self._places["row"][numbers], numbers, stacked)
+        rows = self._places["row"][numbers]
+        self._slabs[which].put(rows, numbers, stacked)
+        # Later, for those that change again until then; but not from the disk.
+        self._places["sum"][numbers] = self._slabs[which].sums(rows) if self._over_budget else 0
+        self._places["sound"][numbers] = True
         self._changed = True
         self._keep_to_budget()
 
@@ -149,6 +157,7 @@ class Store(States):
             for slab in self._slabs.values():
                 slab.sync()
             self._index += 1
+            self._sum_up()
             self._write_index()
             self._garbage, self._replaced = self._garbage + self._replaced, []
             self._changed = False
@@ -173,6 +182,27 @@ class Store(States):
         if self._over_budget:
             for slab in self._slabs.values():
                 slab.let_go()
+
+    def _check(self, clients: Clients, places: NDArray[Any]) -> None:
+        """Compare the checksums of rows that are read back: for the first time, or from files that are not kept."""
+        asked = (places["sum"] > 0) & (self._over_budget | ~places["sound"])
+        for which in np.unique(places["slab"][asked]).tolist():
+            here = asked & (places["slab"] == which)
+            slab = self._slabs[which]
+            wrong = places["sum"][here] != slab.sums(places["row"][here])
+            if wrong.any():
+                raise BadInput(
+                    f"{slab.path}: the state of client {clients[here][wrong][0]} was damaged since it was written; put "
+                    "a copy of the run directory back, or begin a new run"
+                )
+        self._places["sound"][clients[asked]] = True
+
+    def _sum_up(self) -> None:
+        """Have the checksums of all rows."""
+        unknown = np.flatnonzero((self._places["slab"] > 0) & (self._places["sum"] == 0))
+        for which, slab in self._slabs.items():
+            clients = unknown[self._places["slab"][unknown] == which]
+            self._places["sum"][clients] = slab.sums(self._places["row"][clients])
 
     def _at(self, clients: Clients) -> NDArray[Any]:
         """Return the places of clients, who may be beyond all that are known."""
@@ -201,19 +231,21 @@ class Store(States):
     def _write_index(self) -> None:
         clients = self.clients
         places = self._places[clients]
-        columns = {"clients": clients, "slabs": places["slab"].copy(), "rows": places["row"].copy()}
+        columns = {"clients": clients, **{f"{name}s": places[name].copy() for name in ("slab", "row", "sum")}}
         layouts = {
             which: [(path, str(dtype).removeprefix("torch."), shape) for path, dtype, shape in slab.layout]
             for which, slab in self._slabs.items()
         }
-        atomic_write(self._index_file(), safetensors.numpy.save(columns, {"layouts": json.dumps(layouts)}))
+        atomic_write(self._index_file(), *sealed(safetensors.numpy.save(columns, {"layouts": json.dumps(layouts)})))
 
     def _open(self) -> None:
         path = self._index_file()
         try:
+            is_sealed(path.read_bytes())
             with safetensors.safe_open(path, framework="numpy") as file:
                 clients, slabs, rows = (file.get_tensor(name) for name in ("clients", "slabs", "rows"))
                 spelled = json.loads(file.metadata()["layouts"])
+                sums = file.get_tensor("sums") if "sums" in file.keys() else 0  # noqa: SIM118 - it is no mapping
             layouts = {
                 int(which): tuple((path, getattr(torch, dtype), tuple(shape)) for path, dtype, shape in layout)
                 for which, layout in spelled.items()
@@ -221,7 +253,7 @@ class Store(States):
         except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise _unreadable(path, error) from error
         self._reach(clients)
-        self._places["slab"][clients], self._places["row"][clients] = slabs, rows
+        self._places["slab"][clients], self._places["row"][clients], self._places["sum"][clients] = slabs, rows, sums
         for which, layout in layouts.items():
             self._slabs[which] = self._opened(self._slab_file(which), layout, rows[slabs == which])
 
@@ -245,4 +277,4 @@ class Store(States):
 
 
 def _unreadable(path: Path, why: object) -> BadInput:
-    return BadInput(f"{path}: the checkpoint needs this file and it cannot be read ({why})")
+    return BadInput(f"{path}: the checkpoint needs this file and it cannot be read ({why}); put a copy back")

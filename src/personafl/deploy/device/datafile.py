@@ -20,8 +20,10 @@ from personafl.data.config import DataConfig, Iid
 from personafl.data.federated import FederatedData, Ragged, Split, make_federated
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
+from personafl.storage.seals import is_sealed
 
-FORMAT = "personafl data 1"  # of a dealt file
+FORMAT = "personafl data 2"  # of a dealt file; those of version 0.1 have a 1 there, and no checksum
+_FIRST = "personafl data 1"
 ABOUT = ("name", "classes", "task", "vocabulary", "label_names")  # of the data, in its metadata
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -58,14 +60,17 @@ def dealt_rows(path: Path, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _dealt(path: Path, number: int) -> OwnData:
     try:
+        checked = is_sealed(path.read_bytes())
         with safetensors.safe_open(path, framework="pt") as file:
             kept = file.metadata() or {}
-            if kept.get("format") != FORMAT:
+            if kept.get("format") not in (FORMAT, _FIRST):
                 raise BadInput(f"--data {path}: not a file that personafl data deal wrote")
             about: dict[str, Any] = json.loads(kept["about"])
             x, y, ends = (file.get_tensor(name) for name in ("x", "y", "ends"))
-    except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise BadInput(f"--data {path}: cannot be read ({error})") from error
+        if not checked and kept["format"] == FORMAT:
+            raise ValueError("its checksum is gone")
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise BadInput(f"--data {path}: was damaged, or is no file of personafl ({error}); deal it again") from error
     bounds = [0, *ends.tolist()]
     splits = [np.arange(bounds[place], bounds[place + 1]) for place in range(3)]
     known = {"label_names": tuple(about["label_names"]), "reading": Reading.model_validate(about.get("reading", {}))}

@@ -16,6 +16,7 @@ from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.profiles import deal as deal_devices
 from personafl.storage.files import atomic_write, storage
+from personafl.storage.seals import sealed
 
 
 def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
@@ -50,12 +51,12 @@ def deal(recipe: Recipe, out: Path) -> tuple[Recipe, list[Path]]:
         section["devices"] = len(data.seen)
     served = Recipe.parse({**values, "deploy": section})
     with storage(out):
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = []
     for client in map(int, data.seen):
         profile = names[int(kinds[client])] if names else None
         files.append(out / f"device-{client}.safetensors")
-        atomic_write(files[-1], _packed(data, client, profile))
+        atomic_write(files[-1], *sealed(_packed(data, client, profile)), private=True)
     atomic_write(out / "recipe.toml", served.to_toml().encode())
     return served, files
 

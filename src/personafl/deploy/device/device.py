@@ -5,6 +5,7 @@ It only ever calls out. What it computes is done by one worker thread, while it 
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,13 +18,17 @@ from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Files, identify
 from personafl.deploy.net.messages import Code, Refused
 from personafl.deploy.net.transport import Channel, Unreachable, beating
-from personafl.errors import BadInput
+from personafl.errors import BadInput, StorageFailed
+from personafl.storage.files import locked, storage
 
 T = TypeVar("T")
 Listener = Callable[[str], None]
 _RECIPE_BYTES = 2**20
-# What can happen to a good update; whatever else an update is refused for, the next one would be too.
+# What can happen to a good update, or to one of a round whose model was bad or whose bytes were hit; whatever else an
+# update is refused for, the next one would be too.
 _TOO_LATE = {Code.ROUND_CLOSED, Code.WRONG_ROUND, Code.WRONG_MODEL, Code.NOT_SELECTED, Code.DUPLICATE}
+_DROPPED = {*_TOO_LATE, Code.NORM_TOO_LARGE, Code.NOT_FINITE, Code.BAD_DIGEST}
+_LONGEST = 60.0  # seconds between two tries to write to a full disk
 # One for the process, however many devices it runs: a network is drawn with torch's own generator.
 _WORKER = ThreadPoolExecutor(1, "device")
 
@@ -59,13 +64,19 @@ class _Device:
 
     async def run(self) -> None:
         """Enrol, go through the rounds, and keep the best model."""
+        state = self._config.state
+        with storage(state):
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(state, "is a device with this --state; end that one, or choose another --state"):
+            await self._take_part()
+
+    async def _take_part(self) -> None:
         self._channel = Channel(self._config.server, self._config.files, self._cap, self._tell)
         try:
             if DeviceState.is_finished(self._config.state):
                 self._tell(f"is done and has its model; another run needs another --state than {self._config.state}")
             else:
                 await self._enrol()
-                await self._settle()
                 while not await self._turn():
                     pass
                 await self._finish()
@@ -78,8 +89,9 @@ class _Device:
         from personafl.deploy.device.serving import keep_best  # here, for until then a device scores and writes nothing
 
         client = self._client
-        kept = await self._work(lambda: keep_best(client, self._config.state))
-        await self._work(client.state.finish)
+        best = functools.partial(keep_best, client, self._config.state)
+        kept = await self._patiently(best, best)
+        await self._patiently(client.state.finish, client.state.write)
         scores = ", ".join(f"{name} {value:.3f}" for name, value in kept.accuracies.items())
         self._tell(f"keeps its {kept.name} model in {kept.file} (test accuracy: {scores or 'no test data'})")
 
@@ -95,6 +107,8 @@ class _Device:
         welcome, text = await self._welcomed()
         given = f"the recipe of {config.server}", config.data, number, config.profile, config.state, welcome.run
         client = await self._work(lambda: LocalClient.opened(text, *given))
+        if client.state.note:
+            self._tell(client.state.note)
         await self._channel.ask(messages.Hello(**client.hello), client.sums)
         self._tell(f"enrolled as {self._identity.name}, number {number}, {client.samples} training samples")
         if client.sums:
@@ -112,8 +126,15 @@ class _Device:
     async def _turn(self) -> bool:
         """Do what there is to do; return whether the run is finished."""
         client = self._client
-        said, payload = await self._channel.ask(messages.Pull(returning=client.number in client.state))
-        if isinstance(said, messages.Wait):
+        try:
+            await self._settle()
+            said, payload = await self._channel.ask(messages.Pull(returning=client.number in client.state))
+        except Refused as refused:
+            if refused.code is not Code.NOT_ENROLLED:
+                raise
+            await self._enrol()  # the server went back to before it had
+            return False
+        if isinstance(said, messages.Wait) or await self._went_back(said):
             return False
         if isinstance(said, messages.Finished):
             await self._work(lambda: client.receive(payload))
@@ -123,9 +144,18 @@ class _Device:
         section, beat = client.recipe.deploy, messages.Beat(round=said.round)
         assert section is not None
         async with beating(section.heartbeat, lambda: self._channel.ask(beat)):
-            await self._work(lambda: client.train(said.round, said.model, payload))
-        await self._settle()
+            await self._patiently(lambda: client.train(said.round, said.model, payload), client.state.write)
         return False
+
+    async def _went_back(self, said: messages.Message) -> bool:
+        """Go back if the server has, and say so; return whether it had."""
+        state = self._client.state
+        counted = said.counted if isinstance(said, messages.Task | messages.Finished) else None
+        done = "" if counted is None else await self._work(lambda: state.go_back(counted))
+        if done:
+            await self._patiently(state.write, state.write)
+            self._tell(done)
+        return bool(done)
 
     async def _settle(self) -> None:
         """Learn the fate of the pending update, if there is one."""
@@ -136,13 +166,24 @@ class _Device:
             update = messages.Update(round=pending.round, model=pending.model, samples=client.samples)
             await self._channel.ask(update, pending.update)
         except Refused as refused:
-            if refused.code in _TOO_LATE:
-                await self._work(client.state.refused)
+            if refused.code in _DROPPED:
+                await self._patiently(client.state.refused, client.state.write)
                 self._tell(f"round {pending.round + 1}: update not taken, {refused}")
                 return
             raise
-        await self._work(client.state.accepted)
+        await self._patiently(client.state.accepted, client.state.write)
         self._tell(f"round {pending.round + 1}: update accepted, {len(pending.update)} bytes")
+
+    async def _patiently(self, task: Callable[[], T], again: Callable[[], T]) -> T:
+        """Do what ends with writing; while the disk is full, try `again` now and then."""
+        seconds = 0.5
+        while True:
+            try:
+                return await self._work(task)
+            except StorageFailed as error:
+                self._tell(f"{error}; trying again")
+            await asyncio.sleep(seconds)
+            seconds, task = min(2 * seconds, _LONGEST), again
 
     async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(_WORKER, task)

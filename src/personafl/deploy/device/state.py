@@ -3,12 +3,18 @@
 Training writes the new state and the update together, as pending. If the server accepts the update, the new state
 becomes the state; if not, the old one stays, as if the device had not been selected. So the device and the server never
 disagree about a round, whenever either is killed.
+
+    state-N-TAKEN.safetensors   the N-th that was written, after TAKEN accepted updates; the last is what counts
+
+Where the last was damaged, the one before is used: either it has the update pending whose fate the server tells again,
+or training is repeated. If the server went back to an earlier round, so does the device, to its state then; where it
+has that no more, it begins like a newcomer.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -19,9 +25,12 @@ from torch import Tensor
 from personafl.core import wire
 from personafl.errors import BadInput
 from personafl.storage.files import atomic_write, storage
+from personafl.storage.seals import is_sealed, sealed
 
 Entry = dict[str, Tensor]  # a state, flattened to {path: tensor}
-_FORMAT = "personafl device 1"
+_FORMAT, _FIRST = "personafl device 2", "personafl device 1"  # the first has no checksum, and one file: _OLD
+_OLD = "state.safetensors"
+_Content = tuple[dict[str, Any], Entry]  # of a file: what it says about itself, and its tensors
 
 
 @dataclass(frozen=True)
@@ -34,21 +43,34 @@ class Pending:
     state: Entry  # the state after it
 
 
-class DeviceState:
-    """The file of one device in one run. It has the parts of a `Store` that a simulation of one client uses."""
+class _Kept(NamedTuple):
+    """A file of a device's state; the last one that was written is the largest."""
 
-    def __init__(self, directory: Path, run: str, number: int) -> None:
-        self._path = directory / "state.safetensors"
+    number: int
+    taken: int  # updates that were accepted before
+    path: Path
+
+
+class DeviceState:
+    """What one device keeps in one run. It has the parts of a `Store` that a simulation of one client uses."""
+
+    def __init__(self, directory: Path, run: str, number: int, checkpoints: int = 1) -> None:
+        """Read what is kept; `checkpoints` is how many rounds a server may go back to."""
+        self.directory, self._checkpoints = directory, checkpoints
         self.run, self._number = run, number
         self.entry: Entry | None = None  # None: it has not taken part yet
         self.rounds: list[int] = []  # in which its updates were accepted
         self.pending: Pending | None = None
         self.finished = False  # it has its final model, and is done
+        self.note = ""  # what was wrong with the files, in a line
         with storage(directory):
             directory.mkdir(parents=True, exist_ok=True)
             directory.chmod(0o700)
-        if self._path.exists():
-            self._read()
+        files = _files(directory)
+        found, self.note = _newest(files)
+        self._damaged = files[:1] if self.note else []
+        if found is not None:
+            self._become(*found)
 
     def __contains__(self, client: int) -> bool:
         return client == self._number and bool(self.entry)  # a state without tensors is like none
@@ -68,36 +90,52 @@ class DeviceState:
         (client,) = clients.tolist()
         return {path: leaf.unsqueeze(0) for path, leaf in self.get(client).items()}
 
+    # What changes it; if it cannot be written, `write` may be tried again
+
     def commit(self, pending: Pending) -> None:
         """Keep what a round of training made, before anything is sent."""
         self.pending = pending
-        self._write()
+        self.write()
 
     def accepted(self) -> None:
         """Go on from the new state."""
         assert self.pending is not None
         self.entry = self.pending.state
-        self.rounds.append(self.pending.round)
+        self.rounds = [*self.rounds, self.pending.round]
         self.pending = None
-        self._write()
+        self.write()
 
     def refused(self) -> None:
         """Go on from the old state."""
         self.pending = None
-        self._write()
+        self.write()
+
+    def go_back(self, rounds: int) -> str:
+        """Undo what was accepted after so many rounds, for the server has; return what was done, to be written."""
+        if not self.rounds or self.rounds[-1] < rounds:
+            return ""
+        wanted, done = [round_ for round_ in self.rounds if round_ < rounds], "begins like a newcomer"
+        self.entry, self.rounds, self.pending = None, [], None
+        for about, named in filter(None, map(_read, _files(self.directory) if wanted else ())):
+            if about["rounds"] == wanted:
+                self._become({**about, "pending": None}, named)
+                done = f"goes on with its state after round {wanted[-1] + 1}"
+                break
+        return f"the server went back, and no update of this device after round {rounds} counts; {done}"
 
     def finish(self) -> None:
         """Note that the final model is kept: the server is not needed any more."""
         self.finished = True
-        self._write()
+        self.write()
 
     @classmethod
     def is_finished(cls, directory: Path) -> bool:
         """Say whether the device that a directory belongs to is done."""
-        path = directory / "state.safetensors"
-        return path.exists() and bool(_about(path)[0]["finished"])
+        found, _ = _newest(_files(directory))
+        return found is not None and bool(found[0]["finished"])
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Make it durable, and remove files that are not needed any more."""
         pending = self.pending
         named = {f"state/{path}": leaf for path, leaf in (self.entry or {}).items()}
         about = {
@@ -111,31 +149,64 @@ class DeviceState:
         if pending is not None:
             named |= {f"next/{path}": leaf for path, leaf in pending.state.items()}
             named["update"] = torch.frombuffer(bytearray(pending.update), dtype=torch.uint8)
-        atomic_write(self._path, safetensors.torch.save(named, {"format": _FORMAT, "about": json.dumps(about)}))
+        data = sealed(safetensors.torch.save(named, {"format": _FORMAT, "about": json.dumps(about)}))
+        before, taken = _files(self.directory), len(self.rounds)
+        number = before[0].number + 1 if before else 1
+        atomic_write(self.directory / f"state-{number:06d}-{taken:06d}.safetensors", *data)
+        with storage(self.directory):
+            for file in {*before[1:], *self._damaged} - self._for_going_back(before, taken):
+                file.path.unlink(missing_ok=True)
+        self._damaged = []
 
-    def _read(self) -> None:
-        about, data = _about(self._path)
-        named = wire.decode_named(data)
+    def _for_going_back(self, files: list[_Kept], taken: int) -> set[_Kept]:
+        """Return, of files, the first with each state that a server may want back."""
+        first = {file.taken: file for file in files if file not in self._damaged}  # the newest come first
+        return {file for count, file in first.items() if taken - self._checkpoints < count <= taken}
+
+    def _become(self, about: dict[str, Any], named: Entry) -> None:
         if (about["run"], about["number"]) != (self.run, self._number):
-            raise BadInput(f"{self._path}: is the state of another run or device; choose another --state")
-        self.rounds, self.finished = about["rounds"], about["finished"]
+            raise BadInput(f"{self.directory}: has the state of another run or device; choose another --state")
+        self.rounds, self.finished, self.pending = about["rounds"], about["finished"], None
         self.entry = _under(named, "state/") if about["known"] else None
         if about["pending"] is not None:
             update = named["update"].numpy().tobytes() if "update" in named else b""
             self.pending = Pending(about["pending"]["round"], about["pending"]["model"], update, _under(named, "next/"))
 
 
-def _about(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Return what a state file says about itself, and its bytes."""
+def _files(directory: Path) -> list[_Kept]:
+    """Return the files of a device's state, the newest first; that of version 0.1 is the oldest."""
+    found = [
+        _Kept(int(path.stem.split("-")[1]), int(path.stem.split("-")[2]), path)
+        for path in directory.glob("state-[0-9]*-[0-9]*.safetensors")
+    ]
+    old = directory / _OLD
+    return sorted([*found, _Kept(0, 0, old)] if old.exists() else found, reverse=True)
+
+
+def _newest(files: list[_Kept]) -> tuple[_Content | None, str]:
+    """Return what the newest sound file of two has, and which was damaged; None: there are no files."""
+    for place, file in enumerate(files[:2]):
+        if (found := _read(file)) is not None:
+            note = f"{files[0].path}: was damaged; goes on with what was kept before it, {file.path.name}"
+            return found, note if place else ""
+    if files:
+        raise BadInput(
+            f"{files[0].path}: was damaged or is not of personafl, and there is no sound one before it; put a copy "
+            "back, or choose another --state, and the device begins like a newcomer"
+        )
+    return None, ""
+
+
+def _read(file: _Kept) -> _Content | None:
+    """Return what a state file says about itself, and its tensors; None if it was damaged."""
     try:
-        data = path.read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        kept = json.loads(data[8 : 8 + length])["__metadata__"]
-        if kept["format"] != _FORMAT:
-            raise ValueError("another format")
-        return json.loads(kept["about"]), data
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); it was not written by this device") from error
+        data = file.path.read_bytes()
+        kept = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        if kept["format"] != (_FORMAT if is_sealed(data) else _FIRST):
+            return None
+        return json.loads(kept["about"]), wire.decode_named(data)
+    except (OSError, ValueError, KeyError, TypeError, BadInput):
+        return None
 
 
 def _under(named: Entry, prefix: str) -> Entry:

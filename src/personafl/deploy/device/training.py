@@ -69,8 +69,12 @@ class LocalClient:
         except ValueError as error:
             raise BadInput(f"{whose}: is no TOML ({error}); is it a personafl server?") from error
         recipe = Recipe.parse({key: part for key, part in values.items() if key not in _UNREAD}, whose)
+        if recipe.deploy is None:
+            raise BadInput(f"{whose}: has no [deploy]; is it a personafl server?")
         own = load_own(data, number, recipe)
-        return cls(recipe, own, number, profile or own.profile, DeviceState(folder, run, number))
+        return cls(
+            recipe, own, number, profile or own.profile, DeviceState(folder, run, number, recipe.deploy.checkpoints)
+        )
 
     @property
     def broadcast_bytes(self) -> int:

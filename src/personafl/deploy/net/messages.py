@@ -122,10 +122,14 @@ class Pull(Message):
 
 
 class Task(Message):
-    """Server: train for this round; the payload is the broadcast, `model` the digest that the update must name."""
+    """Server: train for this round; the payload is the broadcast, `model` the digest that the update must name.
+
+    After `counted` rounds no update of the device counts: where it has any, the server went back since.
+    """
 
     round: Count
     model: Digest
+    counted: Count | None = None
 
 
 class Wait(Message):
@@ -133,9 +137,13 @@ class Wait(Message):
 
 
 class Finished(Message):
-    """Server: all rounds are done; the payload is the last broadcast, whole; from a coordinator, the model of all."""
+    """Server: all rounds are done; the payload is the last broadcast, whole; from a coordinator, the model of all.
+
+    `counted` is as in a `Task`.
+    """
 
     rounds: Count
+    counted: Count | None = None
 
 
 class Beat(Message):

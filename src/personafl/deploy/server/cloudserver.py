@@ -108,8 +108,9 @@ class CloudRounds(Rounds):
         """Return what a device has to do now; one that is among the first is selected by asking."""
         if self._is_free(number):
             going = self._open
-            going.cohort = (*going.cohort, number)
-            self.journal.write("widened", durable=False, round=going.number, cohort=going.cohort)
+            cohort = (*going.cohort, number)
+            self.journal.write("widened", durable=False, round=going.number, cohort=cohort)
+            going.cohort = cohort
         return super().task(number, returning)
 
     @property
@@ -131,22 +132,26 @@ class CloudRounds(Rounds):
 
     def proceed(self, said: Said) -> Closed:
         """Go on to what follows the open round: take the new model of all, or the mean and then the updates."""
+        if self._is_committed:
+            return self._closed()
         message, payload = said
         server, number = self._server, self._open.number
-        state = wire.dense(server.state)
+        after, state = server.state, wire.dense(server.state)
         if self._cloud.shared:
-            server.state = opened(payload, state, type(state))
+            after = opened(payload, state, type(state))
         elif isinstance(message, messages.Proceed):
             assert self._handed is not None
             if message.mixed is not None:
                 mean = without_own(state)
                 state = with_own(opened(payload, mean, type(mean)), state)
                 number = message.mixed
-            server.state = server.updated(state, self._handed, number)
-        handed, self._handed = self._handed, None
+            after = server.updated(state, self._handed, number)
         if isinstance(message, messages.Proceed):
-            return self._closed(handed, message.start)
-        return self._closed(None, self.recipe.rounds)
+            self._commit(after, self._handed, message.start)
+        else:
+            self._commit(after, None, self.recipe.rounds)
+        self._handed = None
+        return self._closed()
 
     @property
     def _places(self) -> int:
@@ -183,7 +188,7 @@ class _CloudServer(Server):
         await self._coordinator.ask(messages.Join(weight=self._own.weight, recipe=self._own.fingerprint))
         self._joined = True
         said = await self._following(None)
-        await self._work(lambda: self._own.begin(said.payload or None))
+        await self._surely(lambda: self._own.begin(said.payload or None))
 
     async def _collect(self) -> None:
         """Wait until the open round can be sealed, or is not needed any more."""
@@ -201,7 +206,7 @@ class _CloudServer(Server):
         assert rounds.open is not None
         number = rounds.open.number
         if rounds.complete or rounds.enough:
-            announce, payload = await self._work(rounds.seal)
+            announce, payload = await self._surely(rounds.seal)
             self._notify()
             try:
                 await self._coordinator.ask(announce, payload)
@@ -209,7 +214,7 @@ class _CloudServer(Server):
                 if refused.code is not Code.ROUND_CLOSED:
                     raise
         said = await self._following(number)
-        return await self._work(lambda: rounds.proceed(said))
+        return await self._surely(lambda: rounds.proceed(said))
 
     async def _following(self, number: int | None) -> Said:
         """Return what the coordinator says follows a round."""

@@ -6,13 +6,13 @@
     announced/ROUND-SERVER.safetensors      what those servers handed in that wait
 
 Who waits for whom is decided by `cloud.protocol`. What it hears is in the journal before anyone gets an answer, so that
-a coordinator that starts again hears it again. A mix is done by its checkpoint. Nothing here waits: `coordinator` has
-the clock.
+a coordinator that starts again hears it again. A mix is done by its checkpoint. What a full disk interrupts is gone on
+with before anything else is heard. Nothing here waits: `coordinator` has the clock.
 """
 
 import functools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from personafl.cloud.mixing import full
-from personafl.cloud.protocol import Back, Gone, Isolate, Mix, News, Ready, Start
+from personafl.cloud.protocol import Back, Event, Gone, Isolate, Mix, News, Ready, Start
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
@@ -29,13 +29,13 @@ from personafl.deploy.net.messages import Announce, Code, Finished, Join, Procee
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.agreement import Sum, cloud_name, deployable_cloud, fingerprint, sum_like, without_cloud
 from personafl.deploy.server.opening import deployable, open_directory, open_federation
+from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import mixed, without_own
 from personafl.simulate.federation import coordinator_of
 from personafl.simulate.serverside import Roster
 from personafl.storage.files import atomic_write, storage
 from personafl.storage.journal import Journaled
-from personafl.storage.rundir import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,14 @@ class _Waiting:
     clients: int
 
 
+@dataclass(frozen=True)
+class _Due:
+    """What follows from what was heard, and is not done yet; `mix` is the mix that it belongs to, if any."""
+
+    event: Event
+    mix: int | None
+
+
 class Coordination(Journaled):
     """A run on the coordinator's side."""
 
@@ -87,9 +95,11 @@ class Coordination(Journaled):
         self._latest: dict[int, _Waiting] = {}
         self._steps: dict[int, _Step] = {}
         self._models: tuple[Tree, ...] = ()  # one for all, or of each server what it was last sent
+        self._todo: deque[_Due] = deque()
+        self.begun = False  # all servers have joined
         super().__init__(open_directory(recipe, path))
         with storage(path):
-            (path / "announced").mkdir(exist_ok=True)
+            (path / "announced").mkdir(mode=0o700, exist_ok=True)
         self._base = open_federation(without_cloud(recipe))
         self._server = self._base.serving()
         total, self._dtypes = sum_like(self._base)
@@ -98,14 +108,14 @@ class Coordination(Journaled):
         self._replay()
 
     @property
-    def begun(self) -> bool:
-        """Whether all servers have joined."""
-        return bool(self._models)
-
-    @property
     def finished(self) -> bool:
         """Whether all mixes are done."""
-        return self.begun and self.done >= self.recipe.rounds
+        return self.begun and not self._todo and self.done >= self.recipe.rounds
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is to be done that a full disk kept from being done."""
+        return bool(self._todo) or (not self.begun and len(self.weights) == self.cloud.servers)
 
     def is_waiting(self, server: int) -> bool:
         """Say whether a server has handed in its round."""
@@ -121,17 +131,14 @@ class Coordination(Journaled):
         """Take a server in; with the last one everything begins."""
         if message.recipe != fingerprint(self.recipe):
             raise Refused(Code.OTHER_RECIPE, f"{cloud_name(server)} has another recipe than the coordinator")
-        if server in self.weights:
-            return
-        self.journal.write("joined", server=server, weight=message.weight)
-        self.weights[server] = message.weight
-        if len(self.weights) == self.cloud.servers:
-            self._begin()
-            self.directory.commit(Checkpoint(), wire.encode(self._models))
-            self.journal.write("began")
+        if server not in self.weights:
+            self.journal.write("joined", server=server, weight=message.weight)
+            self.weights[server] = message.weight
+        self.go_on()
 
     def announce(self, server: int, message: Announce, payload: bytes) -> bool:
         """Keep what a server hands in, and do what follows; return whether it was kept before."""
+        self.go_on()
         waiting = _Waiting(message.round, digest_of(payload), message.clients)
         if self._latest.get(server) == waiting:
             return True
@@ -151,13 +158,17 @@ class Coordination(Journaled):
 
     def lose(self, server: int) -> None:
         """Stop waiting for a server."""
-        self.journal.write("gone", server=server)
-        self._hear(Gone(server))
+        self.go_on()
+        if server not in self.gone:
+            self.journal.write("gone", server=server)
+            self._hear(Gone(server))
 
     def find(self, server: int) -> None:
         """Count on a server again."""
-        self.journal.write("back", server=server)
-        self._hear(Back(server))
+        self.go_on()
+        if server in self.gone:
+            self.journal.write("back", server=server)
+            self._hear(Back(server))
 
     def follows(self, server: int, after: int | None) -> bool:
         """Say whether it is known what follows a server's round."""
@@ -199,34 +210,62 @@ class Coordination(Journaled):
             return
         mix: int | None = None
         for event in self._protocol.receive(news):
-            match event:
-                case Mix():
-                    mix = event.round
-                    self._mix(event)
-                case Isolate():
-                    self.isolated[event.server] += 1
-                    self._note("alone", server=event.server, round=event.round)
-                    self._remove(event.server)
-                case Start():
-                    after = self._waiting.pop(event.server).round
-                    self._steps[event.server] = _Step(after, Proceed(start=event.round, mixed=mix))
+            mix = event.round if isinstance(event, Mix) else mix
+            self._todo.append(_Due(event, mix))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Do what follows from all that was heard."""
+        if not self.begun and len(self.weights) == self.cloud.servers:
+            self._begin()
+            self.commit(0, wire.encode(self._models))
+            self.journal.write("began")
+            self.begun = True
+        while self._todo:
+            self._do(self._todo[0])
+            self._todo.popleft()
+
+    def _do(self, due: _Due) -> None:
+        """Do one thing; if that fails, it can be done again."""
+        match due.event:
+            case Mix() as event:
+                self._mix(event)
+            case Isolate() as event:
+                self._note("alone", server=event.server, round=event.round)
+                self._remove(event.server)
+                self.isolated[event.server] += 1
+            case Start() as event:
+                after = self._waiting.pop(event.server).round
+                self._steps[event.server] = _Step(after, Proceed(start=event.round, mixed=due.mix))
 
     def _mix(self, event: Mix) -> None:
         """Mix the models of servers, or update the model of all; nothing is computed that the checkpoint has."""
         stale = tuple(event.round - self._waiting[server].round for server in event.members)
-        self.last = Mixed(event.round, event.members, stale)
+        done = Mixed(event.round, event.members, stale)
+        if event.round >= self.done:
+            handed = [wire.decode(self._handed_in(server), self._like) for server in event.members]
+            models = self._updated(event, handed) if self.cloud.shared else self._averaged(event, handed)
+            self.commit(event.round + 1, wire.encode(models))
+            self._models, self.done = models, event.round + 1
+        self._note("mixed", **asdict(done))
         for server, since in zip(event.members, stale, strict=True):
+            self._remove(server)
             self.mixes[server] += 1
             self.staleness[server] = since
-        if event.round >= self.done:
-            files = [self._file(server, self._waiting[server].round) for server in event.members]
-            handed = [wire.decode(file.read_bytes(), self._like) for file in files]  # checked when they came
-            self._models = self._updated(event, handed) if self.cloud.shared else self._averaged(event, handed)
-            self.done = event.round + 1
-            self.directory.commit(Checkpoint(rounds=self.done), wire.encode(self._models))
-        self._note("mixed", **asdict(self.last))
-        for server in event.members:
-            self._remove(server)
+        self.last = done
+
+    def _handed_in(self, server: int) -> bytes:
+        """Return what a server handed in, which was checked when it came, if it is still the same."""
+        waiting = self._waiting[server]
+        file = self._file(server, waiting.round)
+        with storage(file):
+            data = file.read_bytes() if file.exists() else b""
+        if digest_of(data) != waiting.digest:
+            raise BadInput(
+                f"{file}: was lost or damaged since {cloud_name(server)} handed it in; put a copy back, or begin anew "
+                "with another --out"
+            )
+        return data
 
     def _updated(self, event: Mix, sums: list[Sum]) -> tuple[Tree, ...]:
         """Return the model of all after the uploads of servers."""
@@ -249,21 +288,21 @@ class Coordination(Journaled):
         self._noted = {_line(entry["event"], entry) for entry in entries}
         heard = [entry for entry in entries if entry["event"] in ("ready", "gone", "back")]
         self.weights = {entry["server"]: entry["weight"] for entry in entries if entry["event"] == "joined"}
-        if len(self.weights) < self.cloud.servers:
-            return
-        self._begin()
-        if any(entry["event"] == "began" for entry in entries):
-            checkpoint = self.directory.checkpoint()
+        checkpoint, self.begun = self.checkpoint(), any(entry["event"] == "began" for entry in entries)
+        if checkpoint.rounds and not self.begun:
+            raise self.cut_off(checkpoint)
+        if self.begun:
+            self._begin()
             self.done = checkpoint.rounds
             self._models = wire.decode(self.directory.server_bytes(checkpoint), self._models)
-        else:
-            self.directory.commit(Checkpoint(), wire.encode(self._models))
-            self.journal.write("began")
+        self.go_on()
         for entry in heard:
             if entry["event"] == "ready":
                 self._ready(entry["server"], _Waiting(**{key: entry[key] for key in ("round", "digest", "clients")}))
             else:
                 self._hear((Gone if entry["event"] == "gone" else Back)(entry["server"]))
+        if self.done != (0 if self.last is None else self.last.round + 1):
+            raise self.cut_off(checkpoint)
         kept = {self._file(server, waiting.round) for server, waiting in self._waiting.items()}
         with storage(self.directory.path):
             for path in set((self.directory.path / "announced").iterdir()) - kept:
@@ -271,8 +310,9 @@ class Coordination(Journaled):
 
     def _note(self, event: str, **facts: Any) -> None:
         """Add to the journal what followed, if it is not there."""
-        if _line(event, facts) not in self._noted:
+        if (line := _line(event, facts)) not in self._noted:
             self.journal.write(event, **facts)
+            self._noted.add(line)
 
     def _model(self, server: int) -> bytes:
         return wire.encode(self._models[0 if self.cloud.shared else server])

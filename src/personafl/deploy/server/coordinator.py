@@ -6,7 +6,7 @@ Cloud servers call it. One that asks what follows its round is kept waiting for 
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ class _Coordinator(Service):
         budget = now.cloud.servers * largest
         async with self._serving(lambda kind: largest if kind == messages.Announce.kind else 0, budget) as port:
             self._tell(Event("listening", f"port {port}, {now.done} of {now.recipe.rounds} rounds done"))
-            await self._until(lambda: now.begun)
+            await self._until(lambda: now.begun or now.is_behind)
             while not now.finished:
                 await self._within(0.2, lambda: now.finished)
                 await self._watch()
@@ -56,13 +56,15 @@ class _Coordinator(Service):
             await self._until(self._alone)
 
     async def _watch(self) -> None:
-        """Notice who has given no sign of life for too long."""
+        """Notice who has given no sign of life for too long; and do what a full disk kept from being done."""
         now = self._coordination
+        if now.is_behind:
+            await self._heard(now.go_on, self._surely)
         alive = self._alive(now.section.server_timeout)
         for server in range(now.cloud.servers):
             if server not in alive and server not in now.gone:
                 self._tell(Event("gone", f"{cloud_name(server)}; it is not waited for"))
-                await self._heard(lambda: now.lose(server))  # noqa: B023 - awaited at once
+                await self._heard(lambda: now.lose(server), self._surely)  # noqa: B023 - awaited at once
 
     def _alone(self) -> bool:
         patience = max(PATIENCE, self._coordination.section.server_timeout)
@@ -104,10 +106,10 @@ class _Coordinator(Service):
             return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a coordinator is not told {message.kind!r}")
 
-    async def _heard(self, task: Callable[[], T]) -> T:
+    async def _heard(self, task: Callable[[], T], work: Callable[[Callable[[], T]], Awaitable[T]] | None = None) -> T:
         """Do what may lead to a mix, and tell of it."""
         now, before = self._coordination, self._coordination.done
-        result = await self._work(task)
+        result = await (work or self._work)(task)
         if now.done > before and now.last is not None:
             self._tell(Event("mixed", str(now.last)))
         self._notify()

@@ -91,6 +91,7 @@ class Open:
     again: bytes  # and for those that have a state
     taken: dict[int, str] = field(default_factory=dict)  # number -> digest of its update
     sealed: bool = False  # nothing more is taken
+    hopeless: set[int] = field(default_factory=set)  # whose update was refused for its numbers: it would be again
 
 
 @dataclass
@@ -132,5 +133,16 @@ class History:
             case "accepted":
                 self.latest[entry["number"]] = (entry["round"], entry["digest"])
                 self.taken.setdefault(entry["round"], {})[entry["number"]] = entry["digest"]
+            case "rolled_back":
+                self._forget(entry["round"])
             case "closed":
                 self.last = Closed(entry["round"], tuple(entry["taken"]), entry["selected"], entry["loss"])
+
+    def _forget(self, rounds: int) -> None:
+        """Go back to the end of a round; who is enrolled stays so."""
+        self.taken = {round_: taken for round_, taken in self.taken.items() if round_ < rounds}
+        self.latest = {
+            number: (at, digest) for at, taken in sorted(self.taken.items()) for number, digest in taken.items()
+        }
+        self.opened, self.sealed = {"round": None}, None
+        self.last = None if self.last is None or self.last.number >= rounds else self.last

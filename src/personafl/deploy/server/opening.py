@@ -13,6 +13,7 @@ from personafl.recipe.deploy import DeploySection
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.simulate.federation import Federation
+from personafl.storage.files import storage
 from personafl.storage.rundir import RunDirectory
 
 _MOMENTS = (
@@ -59,10 +60,12 @@ def open_directory(recipe: Recipe, path: Path) -> RunDirectory:
     """Return the directory of a run of a recipe, a new one or one that is continued."""
     text = recipe.to_toml()
     if not path.exists():
-        return RunDirectory.create(path, {"recipe.toml": text})
+        return RunDirectory.create(path, {"recipe.toml": text}, 0o700)
     kept = path / "recipe.toml"
-    if not kept.is_file() or kept.read_text() != text:
+    if not kept.is_file() or Recipe.kept(kept).to_toml() != text:
         raise BadInput(f"{path}: is not a server's run of this recipe; choose another --out")
+    with storage(path):
+        path.chmod(0o700)  # version 0.1 left it open
     return RunDirectory(path)
 
 

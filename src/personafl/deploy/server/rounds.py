@@ -2,11 +2,12 @@
 
     recipe.toml                      what is run
     journal.jsonl                    what happened; see `journal`
-    checkpoint.json, server-N.safetensors   the server's state after N rounds; see `storage.rundir`
+    checkpoint.json, server-N.safetensors   the server's state after N rounds, and some before; see `storage.rundir`
     updates/ROUND-NUMBER.safetensors        the updates that were taken in the round that is open
 
 An update is durable before its device hears that it was accepted. A round is closed by its checkpoint; until then a
-server that starts again takes up the round where it was. Nothing here waits: `server` has the clock.
+server that starts again takes up the round where it was. What a full disk interrupts can be called again, and is then
+gone on with. Nothing here waits: `server` has the clock.
 """
 
 import dataclasses
@@ -19,11 +20,13 @@ import numpy as np
 
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Reduced, for_returning
+from personafl.core.tree import Tree
 from personafl.data.config import Moments
 from personafl.data.moments import Sums, agreed
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Hello, Refused, Update, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
+from personafl.deploy.server.going_back import complete_roll_back
 from personafl.deploy.server.history import Closed, History, Member, Open, enrolling, opened_sums, roster_of
 from personafl.deploy.server.opening import adds_sums, deployable, open_directory, open_federation, upload_like
 from personafl.errors import BadInput
@@ -34,6 +37,7 @@ from personafl.simulate.serverside import Roster, ServerSide
 from personafl.storage.files import atomic_write, storage, write_json
 from personafl.storage.journal import Journal, Journaled
 from personafl.storage.rundir import Checkpoint
+from personafl.storage.seals import sealed
 
 
 class Rounds(Journaled):
@@ -96,7 +100,7 @@ class Rounds(Journaled):
     def begin(self, server: bytes | None = None) -> None:
         """Make the server's state, or take it from elsewhere; the population is who is enrolled now."""
         side = self._serving(server)
-        self.directory.commit(Checkpoint(), wire.encode(side.state))
+        self.commit(0, wire.encode(side.state), self.section.checkpoints)
         added = [
             Sums.read(member.sums) for _, member in sorted(self.members.items()) if member.sums and not member.left
         ]
@@ -125,14 +129,17 @@ class Rounds(Journaled):
         order = np.argsort(rng.mix(self.recipe.seed, "widen", going.number, others))
         added = sorted(others[order[: len(silent)]].tolist())
         if added:
-            going.cohort = tuple(sorted({*going.cohort, *added}))
-            self.journal.write("widened", round=going.number, cohort=list(going.cohort))
+            cohort = tuple(sorted({*going.cohort, *added}))
+            self.journal.write("widened", round=going.number, cohort=cohort)
+            going.cohort = cohort
         return added
 
     def wants(self, number: int) -> bool:
         """Say whether a device has something to do."""
         going = self.open
-        return going is not None and number in going.cohort and number not in going.taken and not going.sealed
+        if going is None or going.sealed or number in going.hopeless:
+            return False
+        return number in going.cohort and number not in going.taken
 
     def task(self, number: int, returning: bool) -> tuple[int, str, bytes] | None:
         """Return what a device has to do now: the round, the broadcast's digest and its bytes."""
@@ -163,7 +170,12 @@ class Rounds(Journaled):
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
         if update.samples != member.samples:
             raise Refused(Code.BAD_SAMPLES, f"{member.name} enrolled with {member.samples} samples")
-        opened_update(payload, self._likes[member.profile], self._declared, self.section.norm_bound)
+        try:
+            opened_update(payload, self._likes[member.profile], self._declared, self.section.norm_bound)
+        except Refused as refused:
+            if refused.code in (Code.NORM_TOO_LARGE, Code.NOT_FINITE):
+                going.hopeless.add(number)
+            raise
         atomic_write(self._update_file(going.number, number), payload)
         self.journal.write("accepted", round=going.number, number=number, digest=digest)
         going.taken[number] = digest
@@ -174,13 +186,19 @@ class Rounds(Journaled):
         """Return the last round in which an update of a device was accepted."""
         return self._latest[number][0] if number in self._latest else None
 
+    def counted(self, number: int) -> int:
+        """Return the number of rounds after which no update of a device was accepted."""
+        last = self.last_taken(number)
+        return 0 if last is None else last + 1
+
     @property
     def complete(self) -> bool:
         """Whether the open round has all updates that it waits for."""
         going = self._open
         if going.sealed:
             return True
-        awaited = [n for n in going.cohort if n not in going.taken and not self.members[n].left]
+        gone = going.hopeless.union(going.taken)
+        awaited = [n for n in going.cohort if n not in gone and not self.members[n].left]
         return len(going.taken) >= going.wanted or (not awaited and self.enough)
 
     @property
@@ -196,11 +214,11 @@ class Rounds(Journaled):
 
     def close(self) -> Closed:
         """Step the server with the updates that were taken, in the simulator's order."""
-        server, going = self._server, self._open
-        uploads = self._joined()
-        if uploads is not None:
-            server.state = server.updated(server.state, uploads, going.number)
-        return self._closed(uploads, going.number + 1)
+        if not self._is_committed:
+            server, number, uploads = self._server, self._open.number, self._joined()
+            state = server.state if uploads is None else server.updated(server.state, uploads, number)
+            self._commit(state, uploads, number + 1)
+        return self._closed()
 
     def _joined(self) -> Reduced | None:
         """Join the updates that were taken, by chunks as the simulator has them: the same order of sums."""
@@ -227,29 +245,40 @@ class Rounds(Journaled):
             )
         return data
 
-    def _closed(self, uploads: Reduced | None, following: int) -> Closed:
+    @property
+    def _is_committed(self) -> bool:
+        """Whether there is a checkpoint after the open round: what is left of closing it is to say so."""
+        return self.done > self._open.number
+
+    def _commit(self, state: Tree, uploads: Reduced | None, following: int) -> None:
         """Keep the server's state after the open round; `following` is the number of the next one."""
         going = self._open
+        self.commit(following, wire.encode(state), self.section.checkpoints)
+        self._server.state, self.done, going.sealed = state, following, True
         taken = () if uploads is None else tuple(sorted(going.taken))
-        loss = None if uploads is None else uploads.loss()
-        self.done = following
-        self.directory.commit(Checkpoint(rounds=self.done), wire.encode(self._server.state))
-        self.last = Closed(going.number, taken, len(going.cohort), loss)
-        self.journal.write("closed", round=going.number, taken=taken, selected=len(going.cohort), loss=loss)
-        self.open = None
+        self.last = Closed(going.number, taken, len(going.cohort), None if uploads is None else uploads.loss())
+
+    def _closed(self) -> Closed:
+        """Say that the open round is closed, and remove its updates."""
+        closed = self.last
+        assert closed is not None
         self._clear_updates()
+        taken, selected = closed.taken, closed.selected
+        self.journal.write("closed", round=closed.number, taken=taken, selected=selected, loss=closed.loss)
+        self.open = None
         self._refresh()
-        return self.last
+        return closed
 
     def final(self) -> bytes:
         """Return the broadcast after the last round, whole; the run's results are written with it."""
         if self._final is None:
             message, rule, problem = self._server.broadcast(), self._base.algorithm.client, self._base.problems[0]
-            self._final, down = wire.encode(message), wire.dense(message)
+            final, down = wire.encode(message), wire.dense(message)
             models = rule.models(problem, down, rule.init(problem, down, rng.generator("shape")))
-            atomic_write(self.directory.path / START_FILE, wire.encode(models.get("global", {})))
-            facts = {"rounds": self.done, "devices": len(self.members), "model": digest_of(self._final)}
+            atomic_write(self.directory.path / START_FILE, *sealed(wire.encode(models.get("global", {}))))
+            facts = {"rounds": self.done, "devices": len(self.members), "model": digest_of(final)}
             write_json(self.directory.path / "deployed.json", facts)
+            self._final = final
         return self._final
 
     # What is kept
@@ -272,26 +301,31 @@ class Rounds(Journaled):
             entries = Journal(self.directory.path / "journal.jsonl").entries
         self.run = str(entries[0]["run"])
         with storage(self.directory.path):
-            (self.directory.path / "updates").mkdir(exist_ok=True)
+            (self.directory.path / "updates").mkdir(mode=0o700, exist_ok=True)
         before = History.of(entries)
         self.members, self._latest, self.last = before.members, before.latest, before.last
-        checkpoint = self.directory.checkpoint()
+        complete_roll_back(self)
+        checkpoint = self.checkpoint()
         if checkpoint.rounds and not (before.begun and before.opened):
-            raise BadInput(
-                f"{self.directory.path / 'journal.jsonl'}: does not speak of the {checkpoint.rounds} rounds that are "
-                "done, so it was lost or cut; put a copy back, or choose another --out (the model is kept here)"
-            )
+            raise self.cut_off(checkpoint)
         if not before.begun:
             return
         self._standardise(before.moments)
         self.done = checkpoint.rounds
-        self._side = self._serving(self.directory.server_bytes(checkpoint))
+        self._side = self._serving(self._kept_state(checkpoint))
         if before.opened.get("round") == self.done:
             self._start_round(tuple(before.opened["cohort"]), before.opened["wanted"])
             self._open.taken = before.taken.get(self.done, {})
             self._open.sealed = before.sealed == self.done
         else:
             self._clear_updates()
+
+    def _kept_state(self, checkpoint: Checkpoint) -> bytes:
+        try:
+            return self.directory.server_bytes(checkpoint)
+        except BadInput as error:
+            earlier = ", ".join(str(one.rounds) for one in checkpoint.before)
+            raise BadInput(f"{error}; put a copy back{f', or --roll-back to {earlier}' if earlier else ''}") from error
 
     def _standardise(self, moments: Mapping[str, Any] | None) -> None:
         if moments is not None:

@@ -64,19 +64,19 @@ class Server(Service):
             await self._begin()
         while not rounds.finished:
             if rounds.open is None:
-                await self._work(rounds.open_next)
+                await self._surely(rounds.open_next)
             self._started = None
             self._notify()
             await self._collect()
             self._tell(Event("closed", "", await self._close()))
-        await self._work(rounds.final)
+        await self._surely(rounds.final)
         self._notify()
 
     async def _begin(self) -> None:
-        await self._work(self._rounds.begin)
+        await self._surely(self._rounds.begin)
 
     async def _close(self) -> Closed:
-        return await self._work(self._rounds.close)
+        return await self._surely(self._rounds.close)
 
     async def _collect(self) -> None:
         """Wait until the open round can close."""
@@ -85,7 +85,7 @@ class Server(Service):
             await self._until(lambda: rounds.complete or self._overdue(deadline))
             if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
                 return
-            added = await self._work(lambda: rounds.widen(self._alive(self._lost)))
+            added = await self._surely(lambda: rounds.widen(self._alive(self._lost)))
             self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more devices selected"))
             self._started = time.monotonic()
             self._notify()
@@ -143,7 +143,8 @@ class Server(Service):
         rounds = self._rounds
         await self._within(rounds.section.heartbeat, lambda: self._ready(number))
         if rounds.finished and rounds.open is None:
-            return Said(messages.Finished(rounds=rounds.done), await self._work(rounds.final))
+            finished = messages.Finished(rounds=rounds.done, counted=rounds.counted(number))
+            return Said(finished, await self._work(rounds.final))
         task = await self._work(lambda: rounds.task(number, message.returning))
         if task is None:
             return Said(messages.Wait())
@@ -151,7 +152,7 @@ class Server(Service):
         if self._started is None:
             self._started = time.monotonic()
             self._notify()
-        return Said(messages.Task(round=round_, model=model), broadcast)
+        return Said(messages.Task(round=round_, model=model, counted=rounds.counted(number)), broadcast)
 
     def _ready(self, number: int) -> bool:
         rounds = self._rounds

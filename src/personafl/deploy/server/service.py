@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from personafl.deploy.net.identity import Files, Identity, Revocations
-from personafl.deploy.net.messages import Refused, Said
+from personafl.deploy.net.messages import Code, Refused, Said
 from personafl.deploy.net.stream import Cap
 from personafl.deploy.net.transport import serve
 from personafl.deploy.server.history import Closed
+from personafl.errors import StorageFailed
 from personafl.recipe.recipe import Recipe
 from personafl.storage.journal import Journal
 
 T = TypeVar("T")
 LOST = 3  # heartbeats without a sign of life, after which a peer counts as gone
+_LONGEST = 30.0  # seconds between two tries to write to a full disk
 PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its longest back-off
 
 
@@ -39,7 +41,7 @@ class ServiceConfig:
 
 @dataclass(frozen=True)
 class Event:
-    """What a display is told; `what` is listening, enrolled, closed, extended, mixed, gone, finished or refused."""
+    """What a display is told; `what` is listening, enrolled, closed, extended, mixed, gone, full, finished, refused."""
 
     what: str
     text: str
@@ -69,6 +71,14 @@ class Service:
         """Return what a peer is answered."""
         raise NotImplementedError
 
+    async def _answered(self, identity: Identity, said: Said) -> Said:
+        """Answer a peer; what cannot be written now it may ask for again soon."""
+        try:
+            return await self._answer(identity, said)
+        except StorageFailed as error:
+            self._tell(Event("full", str(error)))
+            raise Refused(Code.BUSY, "cannot write to the disk now; try again soon") from error
+
     @contextlib.asynccontextmanager
     async def _serving(self, cap: Cap, budget: int) -> AsyncIterator[int]:
         """Answer peers meanwhile; the port is given."""
@@ -77,7 +87,7 @@ class Service:
             config.listen,
             config.files,
             Revocations(config.revocations, config.files.authority),
-            self._answer,
+            self._answered,
             cap=cap,
             budget=budget,
             on_refusal=self._refused,
@@ -107,6 +117,17 @@ class Service:
     async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, task)
 
+    async def _surely(self, task: Callable[[], T]) -> T:
+        """Do what the run cannot go on without: while the disk is full, try again now and then."""
+        seconds = 0.5
+        while True:
+            try:
+                return await self._work(task)
+            except StorageFailed as error:
+                self._tell(Event("full", f"{error}; trying again"))
+            await asyncio.sleep(seconds)
+            seconds = min(2 * seconds, _LONGEST)
+
     def _facts(self, run: Any) -> dict[str, Any]:
         """Return what a report says of any run."""
         return {
@@ -127,5 +148,7 @@ class Service:
     def _refused(self, who: str, refused: Refused) -> None:
         self._refusals[refused.code] += 1
         if sum(self._refusals.values()) <= 10_000:  # a hostile peer must not fill the disk
-            self._journal.write("refused", durable=False, who=who, code=refused.code, text=refused.text[:200])
+            facts = {"who": who, "code": refused.code, "text": refused.text[:200]}
+            # By the worker, as all lines; if the disk is full, this one is not missed.
+            self._worker.submit(self._journal.write, "refused", durable=False, **facts)
         self._tell(Event("refused", f"{who}: {refused}"))
