@@ -112,7 +112,7 @@ class _Device:
     async def _turn(self) -> bool:
         """Do what there is to do; return whether the run is finished."""
         client = self._client
-        said, payload = await self._channel.ask(messages.Pull(returning=client.number in client.state))
+        said, payload = await self._channel.ask(messages.Pull(returning=client.state.known))
         if isinstance(said, messages.Wait):
             return False
         if isinstance(said, messages.Finished):
