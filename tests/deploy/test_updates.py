@@ -68,7 +68,7 @@ def second_round(folder: Path, recipe: Recipe) -> Open:
     for round_ in range(2):
         rounds.open_next()
         for identity, client in zip(who, clients, strict=True):
-            task = rounds.task(client.number, client.number in client.state)
+            task = rounds.task(client.number, client.state.known)
             assert task is not None
             client.train(*task)
             pending = client.state.pending
@@ -115,7 +115,7 @@ def test_a_server_has_one_number_for_each_device_however_many_samples_these_clai
             rounds.enrol(Identity(f"device-{number}", "device", number, 0, FOREVER), hello)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert rounds._server.roster.population == 20 * 10**6
+        assert rounds._roster().population == 20 * 10**6
         assert peak < 2**20
 
 

@@ -137,6 +137,20 @@ def ask_status(server: str, *, identity: str | Path) -> dict[str, Any]:
     return asyncio.run(transport.ask_status(server, Files.beside(Path(identity))))
 
 
+def drop_device(server: str, name: str, *, identity: str | Path, undo: bool = False) -> bool:
+    """Have a server leave a device out from now on, or with `undo` let it in again; return whether it was so before.
+
+    `identity` is a coordinator's certificate.
+    """
+    check_extra()
+    from personafl.deploy.net import transport
+    from personafl.deploy.net.identity import Files, role_of
+
+    if role_of(name) != "device":
+        raise BadInput(f"name {name!r}: is no device's; give one that personafl status lists, such as device-7")
+    return asyncio.run(transport.ask_drop(server, Files.beside(Path(identity)), name, undo=undo))
+
+
 def check_extra(*packages: tuple[str, str, str]) -> None:
     """Fail if packages (module, name, extra) are not installed; those of a deployment, if none is named."""
     for package, name, extra in packages or (("grpc", "grpcio", "deploy"), ("cryptography", "cryptography", "deploy")):

@@ -37,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "coordinator": deploy.coordinator,
     "device": deploy.device,
     "status": deploy.status,
+    "drop": deploy.drop,
     "predict": deploy.predict,
     "flower": deploy.flower,
     "reproduce": reproduce.reproduce,

@@ -125,6 +125,19 @@ def device(
     run_device(server, data=data, identity=identity, state=state, profile=profile, tell=tell)
 
 
+def drop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the device, as in its certificate: device-7.")],
+    server: Server,
+    identity: Identity,
+    undo: Annotated[bool, typer.Option("--undo", metavar="", help="Let it in again.")] = False,
+) -> None:
+    """Leave a device out of a run from now on: it is not selected, not waited for, and what it sends is refused."""
+    from personafl.api.deployment import drop_device
+
+    before = drop_device(server, name, identity=identity, undo=undo)
+    say(f"{name}: {'was ' if before else ''}{'let in again' if undo else 'dropped'}{' before' if before else ''}")
+
+
 def status(server: Server, identity: Identity, as_json: Json = False) -> None:
     """Print how far a server is, and which devices are with it; or a coordinator, and its servers."""
     from personafl.api.deployment import ask_status
@@ -162,7 +175,7 @@ def _say_devices(report: dict[str, Any]) -> None:
         say(f"round {going['round'] + 1}: {len(going['taken'])} of {len(going['selected'])} updates")
     table = Table("device", "number", "samples", "", box=None, header_style="bold")
     for row in report["devices"]:
-        now = "left" if row["left"] else "alive" if row["alive"] else "silent"
+        now = next((state for state in ("dropped", "revoked", "left", "alive") if row[state]), "silent")
         table.add_row(row["name"], str(row["number"]), str(row["samples"]), now)
     out.print(table)
 

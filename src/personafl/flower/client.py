@@ -80,7 +80,7 @@ def _ready(node: _NodeConfig, run: str, text: bytes) -> tuple[LocalClient, Path]
 
 
 def _joined(client: LocalClient) -> Said:
-    known, pending = client.number in client.state, client.state.pending
+    known, pending = client.state.known, client.state.pending
     waiting = pending.round if pending is not None and pending.state else None
     return Said(Present(number=client.number, returning=known, pending=waiting, **client.hello))
 

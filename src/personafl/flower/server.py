@@ -6,6 +6,7 @@ is that of `personafl server`, so a run that was stopped goes on where it was wh
 """
 
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -91,10 +92,10 @@ class _Server:
     def _collect(self) -> None:
         """Wait until the open round can close; what comes later is not looked for."""
         rounds = self._rounds
-        while True:
+        for waited in itertools.count(1):
             self._until(lambda: rounds.complete, rounds.section.deadline)
             self._asked = {id_: asked for id_, asked in self._asked.items() if asked.round is None}
-            if rounds.complete or rounds.enough:
+            if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
                 return
             added = rounds.widen(set(self._nodes))
             self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more nodes selected"))

@@ -128,7 +128,7 @@ class _Device:
         client = self._client
         try:
             await self._settle()
-            said, payload = await self._channel.ask(messages.Pull(returning=client.number in client.state))
+            said, payload = await self._channel.ask(messages.Pull(returning=client.state.known))
         except Refused as refused:
             if refused.code is not Code.NOT_ENROLLED:
                 raise

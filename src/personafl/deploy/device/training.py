@@ -12,7 +12,7 @@ from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, for_returning
 from personafl.core.tree import Tree
 from personafl.data.inputs import as_seen
-from personafl.deploy.device.datafile import OwnData, load_own
+from personafl.deploy.device.datafile import ME, OwnData, load_own
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.net.payload import check_declared, most_bytes, opened
 from personafl.errors import BadInput
@@ -45,14 +45,14 @@ class LocalClient:
     def __init__(self, recipe: Recipe, own: OwnData, number: int, profile: str | None, state: DeviceState) -> None:
         self.number, self.profile, self.state, self.run = number, profile, state, state.run
         self.recipe = recipe
-        algorithm, learners = _built(recipe, own, number, profile)
+        algorithm, learners = _built(recipe, own, profile)
         self.method, self.network = algorithm.name, shared_network(recipe, algorithm, learners.data)
         self.side = DeviceSide(learners, state)
         start = learners.cast(learners.problems[0].net.init(rng.generator("shape")))
         self._example = learners.rule.expects(learners.problems[0], start)
         self._declared = learners.rule.uploads
-        self.side.shape(int(learners.problem_of[number]), self._example)  # later messages may lack what it needs
-        self.samples = int(learners.data.train.sizes[number])
+        self.side.shape(int(learners.problem_of[ME]), self._example)  # later messages may lack what it needs
+        self.samples = int(learners.data.train.sizes[ME])
         self.sums = b""  # that it sends of its inputs, where the recipe does not say how they are standardised
         if recipe.data.normalize == "auto" and learners.data.moments is not None:
             from personafl.data.moments import sums_of  # here, for a device that is told its moments adds up nothing
@@ -90,9 +90,9 @@ class LocalClient:
 
     def train(self, round_: int, model: str, broadcast: bytes) -> None:
         """Train for a round, and keep the new state and the update, which is not sent yet."""
-        like = self._example if self.number not in self.state else for_returning(self._example)
+        like = for_returning(self._example) if self.state.known else self._example
         message = opened(broadcast, like, type(like))
-        done = self.side.train(self.number, message, round_)
+        done = self.side.train(ME, message, round_)
         update, state = tree.take(done.uploads, 0), tree.flatten(tree.take(done.states, 0))
         check_declared(update, self._declared)
         kept = {path: leaf.cpu().contiguous() for path, leaf in state.items()}
@@ -103,7 +103,7 @@ class LocalClient:
         self.side.received = opened(broadcast, self._example, type(self._example))
 
 
-def _built(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> tuple[Algorithm, Learners]:
+def _built(recipe: Recipe, own: OwnData, profile: str | None) -> tuple[Algorithm, Learners]:
     """Build a server's recipe for one device: clients one by one, and only with code that is installed here."""
     recipe.check_installed()
     names = device_names(recipe.devices)
@@ -111,7 +111,7 @@ def _built(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> tu
     if names:
         if profile not in names:
             raise BadInput(f"--profile {profile}: the server's recipe has {', '.join(names)}")
-        kinds[number] = names.index(profile)
+        kinds[ME] = names.index(profile)
     engine = recipe.engine.model_copy(update={"strategy": "sequential", "device": "cpu"})
     recipe, algorithm = recipe.model_copy(update={"engine": engine}), make_method(recipe)
     where, dtype = use_hardware(engine)

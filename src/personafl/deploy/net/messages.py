@@ -36,6 +36,7 @@ class Code(StrEnum):
     # enrolment
     NOT_ENROLLED = "NOT_ENROLLED"
     NUMBER_TAKEN = "NUMBER_TAKEN"
+    DROPPED = "DROPPED"
     OTHER_DATA = "OTHER_DATA"
     BAD_PROFILE = "BAD_PROFILE"
     WRONG_SERVER = "WRONG_SERVER"
@@ -216,6 +217,19 @@ class Proceed(Message):
 
     start: Count
     mixed: Count | None
+
+
+class Drop(Message):
+    """Operator: leave a device out from now on; `undo`: let it in again."""
+
+    name: Name
+    undo: bool = False
+
+
+class Dropped(Message):
+    """Server: it is so; `before`: it was already."""
+
+    before: bool
 
 
 class Status(Message):

@@ -108,6 +108,7 @@ class CloudRounds(Rounds):
         """Return what a device has to do now; one that is among the first is selected by asking."""
         if self._is_free(number):
             going = self._open
+            self._refresh()
             cohort = (*going.cohort, number)
             self.journal.write("widened", durable=False, round=going.number, cohort=cohort)
             going.cohort = cohort
@@ -116,7 +117,11 @@ class CloudRounds(Rounds):
     @property
     def complete(self) -> bool:
         """Whether the open round has all updates that it waits for; who has not asked yet is waited for too."""
-        return (self._open.sealed or len(self._open.cohort) >= self._places) and super().complete
+        return (self._open.sealed or self._filled >= self._places) and super().complete
+
+    def stranded(self, alive: set[int]) -> bool:
+        """Say whether others must be selected: where the first that ask take part, they select themselves."""
+        return self._cloud.active is None and super().stranded(alive)
 
     def seal(self) -> Said:
         """Take nothing more in the open round, and return what is handed in."""
@@ -155,13 +160,25 @@ class CloudRounds(Rounds):
 
     @property
     def _places(self) -> int:
-        return 0 if self._cloud.active is None else self.section.wanted(self._cloud.active)
+        """How many devices take part in a round, where these are the first that ask."""
+        active = self._cloud.active
+        return 0 if active is None else min(self.section.wanted(active), sum(map(self.here, self.members)))
+
+    @property
+    def _filled(self) -> int:
+        """How many of these places are taken; who was dropped since has none."""
+        return len(self._open.taken) + len(self._awaited)
+
+    @property
+    def _coming(self) -> int:
+        """How many may still send something: also those that have not asked yet."""
+        return super()._coming + max(0, self._places - self._filled)
 
     def _is_free(self, number: int) -> bool:
         going = self.open
-        if going is None or going.sealed or number in going.cohort:
+        if going is None or going.sealed or number in going.cohort or not self.here(number):
             return False
-        return len(going.cohort) < self._places
+        return self._filled < self._places
 
 
 class _CloudServer(Server):
@@ -205,7 +222,7 @@ class _CloudServer(Server):
         rounds = self._own
         assert rounds.open is not None
         number = rounds.open.number
-        if rounds.complete or rounds.enough:
+        if rounds.complete or rounds.enough or not self._over.is_set():
             announce, payload = await self._surely(rounds.seal)
             self._notify()
             try:

@@ -189,7 +189,7 @@ class Coordination(Journaled):
         """Make the models; a server weighs as much as its devices that are there now."""
         weights = np.array([self.weights[server] for server in range(self.cloud.servers)], dtype=np.int64)
         servers, base = np.arange(len(weights)), self._base.roster
-        roster = Roster(servers, weights.take, np.zeros_like(weights), base.problems, "examples", base.rule)
+        roster = Roster(servers, weights.take, np.zeros_like, base.problems, "examples", base.rule)
         self._server = self._base.serving(roster)
         state = self._server.state
         self._models = (state,) if self.cloud.shared else (without_own(state),) * self.cloud.servers

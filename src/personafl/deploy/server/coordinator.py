@@ -76,6 +76,8 @@ class _Coordinator(Service):
         if isinstance(message, messages.Status):
             identity.check_role("coordinator", "cloud")
             return Said(messages.Report(), json.dumps(self._report()).encode())
+        if isinstance(message, messages.Drop):
+            raise Refused(Code.UNKNOWN_KIND, "a coordinator has no devices; ask the server of this one")
         identity.check_role("cloud")
         server = place_of(identity.name, now.cloud)
         if server is None:

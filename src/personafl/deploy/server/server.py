@@ -15,7 +15,7 @@ from typing import Any
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Refused, Said
-from personafl.deploy.server.history import Closed
+from personafl.deploy.server.history import Closed, check_admitted
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
 
@@ -45,6 +45,8 @@ class Server(Service):
         super().__init__(config, rounds.journal, worker, listener)
         self._config, self._rounds = config, rounds
         self._started: float | None = None  # when the first device was given the open round
+        self._serials = {member.number: member.serial for member in rounds.members.values()}  # last shown, by number
+        self._listed: frozenset[int] | None = None  # the revocations that the rounds know of
 
     async def run(self) -> None:
         """Answer devices and go through the rounds."""
@@ -64,6 +66,7 @@ class Server(Service):
             await self._begin()
         while not rounds.finished:
             if rounds.open is None:
+                self._look_at_revocations()
                 await self._surely(rounds.open_next)
             self._started = None
             self._notify()
@@ -82,13 +85,25 @@ class Server(Service):
         """Wait until the open round can close."""
         rounds, deadline = self._rounds, self._rounds.section.deadline
         for waited in itertools.count(1):
-            await self._until(lambda: rounds.complete or self._overdue(deadline))
+            await self._until(lambda: self._over_or_stranded(deadline))
             if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
                 return
             added = await self._surely(lambda: rounds.widen(self._alive(self._lost)))
-            self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more devices selected"))
+            self._tell(Event("extended", f"too few updates; {len(added)} more devices selected"))
             self._started = time.monotonic()
             self._notify()
+
+    def _over_or_stranded(self, deadline: float) -> bool:
+        """Say whether the open round has all that it waits for, or others are to be selected for it."""
+        self._look_at_revocations()
+        return self._rounds.complete or self._overdue(deadline) or self._rounds.stranded(self._alive(self._lost))
+
+    def _look_at_revocations(self) -> None:
+        """Let the rounds know whose certificates are revoked: these are neither selected nor waited for."""
+        listed = self._revocations.listed()
+        if listed is not self._listed:
+            self._rounds.revoked = frozenset(number for number, serial in self._serials.items() if serial in listed)
+            self._listed = listed
 
     async def _part(self) -> None:
         """Stay until every device has its final model, or is silent."""
@@ -103,10 +118,16 @@ class Server(Service):
         if isinstance(message, messages.Status):
             identity.check_role("coordinator", "device")
             return Said(messages.Report(), json.dumps(self._report()).encode())
+        if isinstance(message, messages.Drop):
+            identity.check_role("coordinator")
+            return await self._dropped(message)
         identity.check_role("device")
         number = identity.number
         assert number is not None
+        check_admitted(self._rounds.members.get(number))
         self._seen[number] = time.monotonic()
+        if self._serials.get(number) != identity.serial:
+            self._serials[number], self._listed = identity.serial, None
         if isinstance(message, messages.Knock):
             return await self._welcomed(number)
         if isinstance(message, messages.Hello):
@@ -131,6 +152,13 @@ class Server(Service):
             return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a server is not told {message.kind!r}")
 
+    async def _dropped(self, message: messages.Drop) -> Said:
+        """Leave a device out, or let it in again."""
+        before = await self._work(lambda: self._rounds.drop(message.name, undo=message.undo))
+        self._tell(Event("readmitted" if message.undo else "dropped", message.name))
+        self._notify()
+        return Said(messages.Dropped(before=before))
+
     async def _welcomed(self, number: int) -> Said:
         """Return the recipe; a device that has sent its sums is kept waiting for what all of them make."""
         rounds = self._rounds
@@ -142,6 +170,7 @@ class Server(Service):
         """Return work, or the final model, or after a while nothing."""
         rounds = self._rounds
         await self._within(rounds.section.heartbeat, lambda: self._ready(number))
+        check_admitted(rounds.members[number])  # it may have been dropped meanwhile
         if rounds.finished and rounds.open is None:
             finished = messages.Finished(rounds=rounds.done, counted=rounds.counted(number))
             return Said(finished, await self._work(rounds.final))
@@ -159,11 +188,10 @@ class Server(Service):
         return (rounds.finished and rounds.open is None) or rounds.wants(number)
 
     def _present(self) -> int:
-        return sum(not member.left for member in self._rounds.members.values())
+        return sum(map(self._rounds.here, self._rounds.members))
 
     def _awaited(self, patience: float) -> bool:
-        alive = self._alive(patience)
-        return any(not member.left and number in alive for number, member in self._rounds.members.items())
+        return any(map(self._rounds.here, self._alive(patience)))
 
     @property
     def _lost(self) -> float:
@@ -180,7 +208,11 @@ class Server(Service):
             if going is None
             else {"round": going.number, "selected": list(going.cohort), "taken": sorted(going.taken)},
             "devices": [
-                {"name": m.name, "number": m.number, "samples": m.samples, "left": m.left, "alive": m.number in alive}
-                for _, m in sorted(rounds.members.items())
+                {
+                    **{key: getattr(member, key) for key in ("name", "number", "samples", "left", "dropped")},
+                    "revoked": number in rounds.revoked,
+                    "alive": number in alive,
+                }
+                for number, member in sorted(rounds.members.items())
             ],
         }

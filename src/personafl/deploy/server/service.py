@@ -65,6 +65,7 @@ class Service:
         self._changed = asyncio.Event()
         self._seen: dict[int, float] = {}  # number -> when it last gave a sign of life
         self._refusals: Counter[str] = Counter()
+        self._revocations = Revocations(config.revocations, config.files.authority)
         self._began = time.monotonic()
 
     async def _answer(self, identity: Identity, said: Said) -> Said:
@@ -86,7 +87,7 @@ class Service:
         server, port = await serve(
             config.listen,
             config.files,
-            Revocations(config.revocations, config.files.authority),
+            self._revocations,
             self._answered,
             cap=cap,
             budget=budget,
