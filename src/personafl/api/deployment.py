@@ -113,18 +113,24 @@ def run_device(
     identity: str | Path,
     state: str | Path,
     profile: str | None = None,
+    policy: str | Path | None = None,
     tell: Tell | None = None,
 ) -> None:
     """Take part as a device: train on one's own data, send what the method declares, keep the rest in `state`.
 
     `data` is a file that `deal` wrote, or a data set of the device's own; `predict(state, …)` then uses its model.
+    `policy` is a file that says what the device agrees to; a recipe that asks for more is refused.
     """
     check_extra()
     from personafl.deploy.device import device
+    from personafl.deploy.device.policy import Policy
     from personafl.deploy.net.identity import Files
 
     files = Files.beside(Path(identity))
-    config = device.DeviceConfig(server=server, data=str(data), state=Path(state), files=files, profile=profile)
+    agreed = Policy() if policy is None else Policy.read(Path(policy))
+    config = device.DeviceConfig(
+        server=server, data=str(data), state=Path(state), files=files, profile=profile, policy=agreed
+    )
     asyncio.run(device.run_device(config, tell or _unheard))
 
 

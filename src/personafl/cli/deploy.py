@@ -115,6 +115,9 @@ def device(
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which of the recipe's devices this is, if it has any.")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="What this device agrees to; all else is refused.")
+    ] = None,
 ) -> None:
     """Take part as a device: train on one's own data, send what the method declares, keep the rest."""
     from personafl.api.deployment import run_device
@@ -122,7 +125,7 @@ def device(
     def tell(text: str) -> None:
         say(f"{identity.stem}: {text}")
 
-    run_device(server, data=data, identity=identity, state=state, profile=profile, tell=tell)
+    run_device(server, data=data, identity=identity, state=state, profile=profile, policy=policy, tell=tell)
 
 
 def status(server: Server, identity: Identity, as_json: Json = False) -> None:

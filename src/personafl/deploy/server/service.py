@@ -39,7 +39,10 @@ class ServiceConfig:
 
 @dataclass(frozen=True)
 class Event:
-    """What a display is told; `what` is listening, enrolled, closed, extended, mixed, gone, finished or refused."""
+    """What a display is told.
+
+    `what` is listening, recipe, enrolled, closed, extended, mixed, gone, finished or refused.
+    """
 
     what: str
     text: str
