@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from personafl.errors import BadInput
+from personafl.errors import BadInput, printable
 
 if TYPE_CHECKING:
     from personafl.api.calls import RecipeLike
@@ -131,7 +131,7 @@ def run_device(
     config = device.DeviceConfig(
         server=server, data=str(data), state=Path(state), files=files, profile=profile, policy=agreed
     )
-    asyncio.run(device.run_device(config, tell or _unheard))
+    asyncio.run(device.run_device(config, _heard(tell)))
 
 
 def ask_status(server: str, *, identity: str | Path) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _listening(
 
 
 def _heard(tell: Tell | None) -> Callable[[Any], None]:
-    return _unheard if tell is None else lambda event: tell(str(event))
+    return _unheard if tell is None else lambda event: tell(printable(str(event)))
 
 
 def _unheard(said: Any) -> None:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from personafl.cli.console import err, out, say
 from personafl.cli.options import Json, parsed
+from personafl.errors import printable
 
 if TYPE_CHECKING:
     pass
@@ -141,32 +143,33 @@ def status(server: Server, identity: Identity, as_json: Json = False) -> None:
     else:
         _say_devices(report)
     for code, count in report["refused"].items():
-        say(f"refused {code}: {count}")
+        say(printable(f"refused {code}: {count}"))
 
 
 def _say_servers(report: dict[str, Any]) -> None:
     state = "finished" if report["finished"] else f"waits for {report['first']} of {len(report['servers'])} servers"
-    say(
-        f"{report['name']} ({report['method']}, {report['protocol']}): {state}, "
-        f"{report['done']} of {report['rounds']} rounds done"
-    )
+    what = printable(f"{report['name']} ({report['method']}, {report['protocol']})")
+    say(f"{what}: {state}, {report['done']} of {report['rounds']} rounds done")
     table = Table("server", "version", "mixes", "staleness", "alone", "", box=None, header_style="bold")
     for row in report["servers"]:
         now = "gone" if row["gone"] else "not joined" if not row["joined"] else "ready" if row["ready"] else "training"
         stale = "" if row["staleness"] is None else str(row["staleness"])
-        table.add_row(row["name"], str(row["version"]), str(row["mixes"]), stale, str(row["alone"]), now)
+        table.add_row(
+            Text(printable(row["name"])), str(row["version"]), str(row["mixes"]), stale, str(row["alone"]), now
+        )
     out.print(table)
 
 
 def _say_devices(report: dict[str, Any]) -> None:
     state = "finished" if report["finished"] else "training" if report["open"] else "waiting for devices"
-    say(f"{report['name']} ({report['method']}): {state}, {report['done']} of {report['rounds']} rounds done")
+    what = printable(f"{report['name']} ({report['method']})")
+    say(f"{what}: {state}, {report['done']} of {report['rounds']} rounds done")
     if going := report["open"]:
         say(f"round {going['round'] + 1}: {len(going['taken'])} of {len(going['selected'])} updates")
     table = Table("device", "number", "samples", "", box=None, header_style="bold")
     for row in report["devices"]:
         now = "left" if row["left"] else "alive" if row["alive"] else "silent"
-        table.add_row(row["name"], str(row["number"]), str(row["samples"]), now)
+        table.add_row(Text(printable(row["name"])), str(row["number"]), str(row["samples"]), now)
     out.print(table)
 
 
@@ -207,6 +210,7 @@ def predict(
             out_path.write_text(found.to_csv(probabilities))
         say(f"predictions: {out_path}")
     else:
-        print(found.to_csv(probabilities).rstrip() if probabilities else "\n".join(found.named))
+        lines = found.to_csv(probabilities).rstrip().split("\n") if probabilities else found.named
+        print("\n".join(map(printable, lines)))
     if value is not None and not as_json:
         err.print(f"{score}: {value:.4f} on {len(found.outputs)} samples")

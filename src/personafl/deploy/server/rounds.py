@@ -11,6 +11,7 @@ server that starts again takes up the round where it was. Nothing here waits: `s
 
 import dataclasses
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from personafl.storage.files import atomic_write, storage, write_json
 from personafl.storage.journal import Journal, Journaled
 from personafl.storage.rundir import Checkpoint
 
+_MOST_LEAVES = 1000  # of a device
+
 
 class Rounds(Journaled):
     """A run on the server's side."""
@@ -43,6 +46,7 @@ class Rounds(Journaled):
         self.section = deployable(recipe)
         self.recipe = self.served = recipe  # served: with the moments that devices' sums make, once they are known
         self.members: dict[int, Member] = {}
+        self._leaves: Counter[int] = Counter()  # how often each has left
         self.done = 0  # rounds
         self.last: Closed | None = None
         self.open: Open | None = None
@@ -85,8 +89,9 @@ class Rounds(Journaled):
             self._refresh()
 
     def leave(self, number: int) -> None:
-        """Stop selecting a device."""
-        if number in self.members and not self.members[number].left:
+        """Stop selecting a device; one that comes and goes all the time, and fills the journal, is not heard then."""
+        if number in self.members and not self.members[number].left and self._leaves[number] < _MOST_LEAVES:
+            self._leaves[number] += 1
             self.journal.write("left", number=number)
             self.members = {**self.members, number: dataclasses.replace(self.members[number], left=True)}
             self._refresh()

@@ -23,6 +23,7 @@ from personafl.storage.journal import Journal
 
 T = TypeVar("T")
 LOST = 3  # heartbeats without a sign of life, after which a peer counts as gone
+MOST_REFUSALS = 10_000  # that are written down and told; more are counted: a hostile peer must not fill the disk
 PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its longest back-off
 
 
@@ -129,6 +130,6 @@ class Service:
 
     def _refused(self, who: str, refused: Refused) -> None:
         self._refusals[refused.code] += 1
-        if sum(self._refusals.values()) <= 10_000:  # a hostile peer must not fill the disk
+        if sum(self._refusals.values()) <= MOST_REFUSALS:
             self._journal.write("refused", durable=False, who=who, code=refused.code, text=refused.text[:200])
-        self._tell(Event("refused", f"{who}: {refused}"))
+            self._tell(Event("refused", f"{who}: {str(refused)[:200]}"))
