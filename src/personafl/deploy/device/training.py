@@ -159,11 +159,14 @@ def _read(text: bytes, whose: str) -> tuple[dict[str, Any], Recipe]:
     """Return what a recipe says, and what of it a device reads."""
     try:
         values = tomllib.loads(text.decode())
-        return values, Recipe.parse({key: part for key, part in values.items() if key not in _UNREAD}, whose)
+        recipe = Recipe.parse({key: part for key, part in values.items() if key not in _UNREAD}, whose)
     except ValueError as error:
         raise BadInput(f"{whose}: is no TOML ({error}); is it a personafl server?") from error
     except RecursionError as error:
         raise BadInput(f"{whose}: is nested too deeply; is it a personafl server?") from error
+    if recipe.deploy is None:
+        raise BadInput(f"{whose}: has no deploy section; is it a personafl server?")
+    return values, recipe
 
 
 def _built(recipe: Recipe, own: OwnData, number: int, profile: str | None) -> tuple[Algorithm, Learners]:
