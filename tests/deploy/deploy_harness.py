@@ -12,6 +12,7 @@ from typing import Any
 from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.device import DeviceConfig, run_device
+from personafl.deploy.device.policy import Policy
 from personafl.deploy.net.identity import Identity, Revocations, identify
 from personafl.deploy.net.messages import Report, Said
 from personafl.deploy.net.transport import Channel, serve
@@ -63,13 +64,16 @@ class Loopback:
         if event.what == "listening":
             self.port = int(event.text.split()[1].strip(","))
 
-    async def device(self, name: str, profile: str | None = None, data: str | None = None) -> None:
+    async def device(
+        self, name: str, profile: str | None = None, data: str | None = None, policy: Policy | None = None
+    ) -> None:
         config = DeviceConfig(
             server=f"localhost:{self.port}",
             data=data or str(self.folder / "dealt" / f"{name}.safetensors"),
             state=self.folder / "devices" / name,
             files=self.files(name),
             profile=profile,
+            policy=policy or Policy(),
         )
         await run_device(config, lambda text: self.said.append(f"{name}: {text}"))
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from personafl.errors import BadInput
+from personafl.errors import BadInput, printable
 
 if TYPE_CHECKING:
     from personafl.api.calls import RecipeLike
@@ -113,19 +113,25 @@ def run_device(
     identity: str | Path,
     state: str | Path,
     profile: str | None = None,
+    policy: str | Path | None = None,
     tell: Tell | None = None,
 ) -> None:
     """Take part as a device: train on one's own data, send what the method declares, keep the rest in `state`.
 
     `data` is a file that `deal` wrote, or a data set of the device's own; `predict(state, …)` then uses its model.
+    `policy` is a file that says what the device agrees to; a recipe that asks for more is refused.
     """
     check_extra()
     from personafl.deploy.device import device
+    from personafl.deploy.device.policy import Policy
     from personafl.deploy.net.identity import Files
 
     files = Files.beside(Path(identity))
-    config = device.DeviceConfig(server=server, data=str(data), state=Path(state), files=files, profile=profile)
-    asyncio.run(device.run_device(config, tell or _unheard))
+    agreed = Policy() if policy is None else Policy.read(Path(policy))
+    config = device.DeviceConfig(
+        server=server, data=str(data), state=Path(state), files=files, profile=profile, policy=agreed
+    )
+    asyncio.run(device.run_device(config, _heard(tell)))
 
 
 def ask_status(server: str, *, identity: str | Path) -> dict[str, Any]:
@@ -177,7 +183,7 @@ def _listening(
 
 
 def _heard(tell: Tell | None) -> Callable[[Any], None]:
-    return _unheard if tell is None else lambda event: tell(str(event))
+    return _unheard if tell is None else lambda event: tell(printable(str(event)))
 
 
 def _unheard(said: Any) -> None:

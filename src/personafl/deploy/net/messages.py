@@ -59,11 +59,11 @@ class Code(StrEnum):
 
 
 class Refused(Exception):
-    """A peer's message was refused, or ours was: `code` says why, `text` what to do about it."""
+    """A peer's message was refused, or ours was (`by_peer`): `code` says why, `text` what to do about it."""
 
-    def __init__(self, code: Code, text: str) -> None:
+    def __init__(self, code: Code, text: str, *, by_peer: bool = False) -> None:
         super().__init__(f"{code}: {text}")
-        self.code, self.text = code, text
+        self.code, self.text, self.by_peer = code, text, by_peer
 
 
 VERSION = 1

@@ -152,7 +152,7 @@ class Channel:
         with contextlib.suppress(grpc.aio.AioRpcError):
             call.cancel()
         if isinstance(message, messages.Refusal):
-            raise Refused(message.code, message.text)
+            raise Refused(message.code, message.text, by_peer=True)
         return Said(message, payload)
 
 

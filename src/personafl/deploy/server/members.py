@@ -1,6 +1,7 @@
 """Who takes part: devices that enrol, leave, are dropped by an operator, or whose certificates are revoked."""
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 from personafl.data.moments import Sums
@@ -11,6 +12,8 @@ from personafl.recipe.recipe import Recipe
 from personafl.storage.journal import Journaled
 from personafl.storage.rundir import RunDirectory
 
+_MOST_LEAVES = 1000  # of a device
+
 
 class Members(Journaled):
     """The devices of a run, whose rounds a subclass has; `like` is what they send of their inputs, if anything."""
@@ -20,6 +23,7 @@ class Members(Journaled):
         self.members: dict[int, Member] = {}
         self.revoked: frozenset[int] = frozenset()  # numbers whose certificates are, by now
         self._like = like
+        self._leaves: Counter[int] = Counter()  # how often each has left
         super().__init__(directory)
 
     @property
@@ -45,8 +49,9 @@ class Members(Journaled):
             self.members = {**self.members, number: member}  # whoever goes through the old ones is not disturbed
 
     def leave(self, number: int) -> None:
-        """Stop selecting a device."""
-        if number in self.members and not self.members[number].left:
+        """Stop selecting a device; one that comes and goes all the time, and fills the journal, is not heard then."""
+        if number in self.members and not self.members[number].left and self._leaves[number] < _MOST_LEAVES:
+            self._leaves[number] += 1
             self.journal.write("left", number=number)
             self._change(number, left=True)
 

@@ -55,6 +55,7 @@ class Server(Service):
         most = {messages.Update.kind: largest, messages.Hello.kind: rounds.sums_bytes}
         async with self._serving(lambda kind: most.get(kind, 0), _AT_ONCE * max(most.values())) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
+            self._tell(Event("recipe", f"its SHA-256 is {rounds.recipe.digest()}"))
             await self._train()
             self._tell(Event("finished", f"{rounds.done} rounds"))
             await self._part()

@@ -25,6 +25,7 @@ from personafl.storage.journal import Journal
 T = TypeVar("T")
 LOST = 3  # heartbeats without a sign of life, after which a peer counts as gone
 _LONGEST = 30.0  # seconds between two tries to write to a full disk
+MOST_REFUSALS = 10_000  # that are written down and told; more are counted: a hostile peer must not fill the disk
 PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its longest back-off
 
 
@@ -41,7 +42,10 @@ class ServiceConfig:
 
 @dataclass(frozen=True)
 class Event:
-    """What a display is told; `what` is listening, enrolled, closed, extended, mixed, gone, full, finished, refused."""
+    """What a display is told.
+
+    `what` is listening, recipe, enrolled, closed, extended, mixed, gone, full, finished or refused.
+    """
 
     what: str
     text: str
@@ -148,8 +152,8 @@ class Service:
 
     def _refused(self, who: str, refused: Refused) -> None:
         self._refusals[refused.code] += 1
-        if sum(self._refusals.values()) <= 10_000:  # a hostile peer must not fill the disk
+        if sum(self._refusals.values()) <= MOST_REFUSALS:
             facts = {"who": who, "code": refused.code, "text": refused.text[:200]}
             # By the worker, as all lines; if the disk is full, this one is not missed.
             self._worker.submit(self._journal.write, "refused", durable=False, **facts)
-        self._tell(Event("refused", f"{who}: {refused}"))
+            self._tell(Event("refused", f"{who}: {str(refused)[:200]}"))
