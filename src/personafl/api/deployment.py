@@ -65,19 +65,25 @@ def run_server(
     revoked: str | Path | None = None,
     coordinator: str | None = None,
     stay: bool = False,
+    roll_back: int | None = None,
     tell: Tell | None = None,
 ) -> Path:
     """Serve a recipe to devices until its last round, and return the run directory; one that exists is continued.
 
     `identity` is this machine's certificate, NAME.pem; NAME.key and ca.pem lie beside it. With a `coordinator`,
-    HOST:PORT, this is one of the servers of a recipe with a cloud. With `stay` it serves newcomers at the end.
+    HOST:PORT, this is one of the servers of a recipe with a cloud. With `stay` it serves newcomers at the end. With
+    `roll_back` nothing is served: the run goes back to the end of that round, and is continued by the next call.
     """
     check_extra()
-    from personafl.deploy.server import cloudserver, server
+    from personafl.deploy.server import cloudserver, going_back, server
 
     given = _listening(recipe, identity, listen, out, revoked)
     heard = _heard(tell)
-    if coordinator is None:
+    if roll_back is not None:
+        if coordinator is not None:
+            raise BadInput("--roll-back: servers of a cloud go on together, and none goes back alone; begin a new run")
+        going_back.roll_back(given["recipe"], given["out"], roll_back)
+    elif coordinator is None:
         asyncio.run(server.run_server(server.ServerConfig(**given, stay=stay), heard))
     else:
         config = cloudserver.CloudServerConfig(**given, stay=stay, coordinator=coordinator)

@@ -78,6 +78,10 @@ def server(
         str | None, typer.Option(metavar="HOST:PORT", help="Of a recipe with several servers; this one is cloud-N.")
     ] = None,
     stay: Annotated[bool, typer.Option("--stay", metavar="", help="Serve newcomers after the last round.")] = False,
+    roll_back: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Go back to the end of round N, and stop; start it again without this."),
+    ] = None,
 ) -> None:
     """Serve a recipe to devices; the same command continues it after a crash."""
     from personafl.api.deployment import run_server
@@ -90,9 +94,13 @@ def server(
         revoked=revoked,
         coordinator=coordinator,
         stay=stay,
+        roll_back=roll_back,
         tell=say,
     )
-    say(f"run directory: {path}")
+    if roll_back is None:
+        say(f"run directory: {path}")
+    else:
+        say(f"{path}: is at the end of round {roll_back}; start the server again without --roll-back")
 
 
 def coordinator(
