@@ -36,7 +36,7 @@ _OPTIONS = [
     *OPTIONS,
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 60_000),  # without a call
+    ("grpc.max_connection_idle_ms", 20_000),  # without a call
     ("grpc.max_concurrent_streams", AT_ONCE),  # of a connection
     ("grpc.max_metadata_size", 8 * 2**10),
     ("grpc.keepalive_time_ms", 10_000),  # finds connections whose other end is gone
@@ -88,24 +88,34 @@ class _Answers:
     callers: Callers = field(default_factory=Callers)
 
     async def exchange(self, incoming: AsyncIterator[bytes], context: Any) -> None:
-        """Answer a call."""
+        """Answer a call, within its time."""
         who = "unknown"
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            identity = _caller(context)
+            who = identity.name
+            async with self.callers.calling(who):
                 try:
-                    identity = _caller(context)
-                    who = identity.name
-                    async with self.callers.calling(who):
-                        self.revocations.check(identity)
-                        reply, have = await self._answer(identity, incoming)
-                        for frame in frames(reply, offset=_agreed(reply, have)):
-                            await context.write(frame)
-                except Refused as refused:
-                    self.on_refusal(who, refused)
-                    for frame in frames(Said(messages.Refusal(code=refused.code, text=refused.text[:2000]))):
-                        await context.write(frame)
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "it took too long")
+                    async with asyncio.timeout(CALL_SECONDS):
+                        await self._converse(identity, incoming, context)
+                except TimeoutError:  # this may wait for who does not read, and counts as a call until then
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "it took too long")
+        except Refused as refused:
+            await self._refuse(who, refused, context)
+
+    async def _converse(self, identity: Identity, incoming: AsyncIterator[bytes], context: Any) -> None:
+        try:
+            self.revocations.check(identity)
+            reply, have = await self._answer(identity, incoming)
+        except Refused as refused:
+            await self._refuse(identity.name, refused, context)
+            return
+        for frame in frames(reply, offset=_agreed(reply, have)):
+            await context.write(frame)
+
+    async def _refuse(self, who: str, refused: Refused, context: Any) -> None:
+        self.on_refusal(who, refused)
+        for frame in frames(Said(messages.Refusal(code=refused.code, text=refused.text[:2000]))):
+            await context.write(frame)
 
     async def _answer(self, identity: Identity, incoming: AsyncIterator[bytes]) -> tuple[Said, Part | None]:
         """Return what to say, and what the peer has of it already."""

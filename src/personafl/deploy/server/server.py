@@ -14,10 +14,11 @@ from typing import Any
 
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Message, Part, Refused, Said
+from personafl.deploy.net.messages import Code, Message, Part, Payload, Refused, Said
 from personafl.deploy.server.history import Closed
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
+from personafl.recipe.recipe import Recipe
 
 _AT_ONCE = 16  # updates on their way in, at their largest
 
@@ -44,6 +45,7 @@ class Server(Service):
     def __init__(self, config: ServerConfig, rounds: Rounds, worker: ThreadPoolExecutor, listener: Listener) -> None:
         super().__init__(config, rounds.journal, worker, listener)
         self._config, self._rounds = config, rounds
+        self._recipe: tuple[Recipe | None, Payload] = None, Payload()  # what devices are sent of it
         self._started: float | None = None  # when the first device was given the open round
 
     async def run(self) -> None:
@@ -144,7 +146,9 @@ class Server(Service):
         rounds = self._rounds
         if rounds.sums_bytes and number in rounds.members:
             await self._within(rounds.section.heartbeat, lambda: rounds.begun)
-        return Said(messages.Welcome(run=rounds.run), rounds.served.to_toml().encode())
+        if self._recipe[0] is not rounds.served:
+            self._recipe = rounds.served, Payload(rounds.served.to_toml().encode())
+        return Said(messages.Welcome(run=rounds.run), self._recipe[1])
 
     async def _pulled(self, number: int, message: messages.Pull) -> Said:
         """Return work, or the final model, or after a while nothing."""
