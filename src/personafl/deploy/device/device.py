@@ -19,7 +19,7 @@ from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Files, identify
 from personafl.deploy.net.messages import Code, Refused, Said
-from personafl.deploy.net.transport import Channel, Unreachable, beating
+from personafl.deploy.net.transport import Channel, Unreachable, beating, lasting
 from personafl.errors import BadInput, Diverged, Failed, StorageFailed
 from personafl.storage.files import locked, storage
 
@@ -52,7 +52,8 @@ class DeviceConfig:
 async def run_device(config: DeviceConfig, listener: Listener) -> None:
     """Take part in a run until it is finished, from wherever the state file says this device is."""
     try:
-        await _Device(config, listener).run()
+        async with lasting(config.files, listener):
+            await _Device(config, listener).run()
     except Refused as refused:
         said = "refused this device" if refused.by_peer else "sent what this device refuses"
         raise BadInput(f"{config.server}: {said}: {refused}") from refused

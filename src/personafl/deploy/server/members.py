@@ -38,15 +38,19 @@ class Members(Journaled):
 
     def enrol(self, identity: Identity, hello: Hello, sums: bytes = b"") -> None:
         """Take a device in, or note that it is back; before the first round it may have to send sums of its inputs."""
-        number = identity.number
+        number, member = identity.number, self.candidate(identity, hello)
         assert number is not None
         known = self.members.get(number)
-        member = enrolling(self.recipe, identity, hello, known)
         if known is None or known.left:
             if self._like is not None and not self.begun:
                 member = dataclasses.replace(member, sums=opened_sums(sums, self._like, hello))
             self.journal.write("enrolled", **dataclasses.asdict(member))
             self.members = {**self.members, number: member}  # whoever goes through the old ones is not disturbed
+
+    def candidate(self, identity: Identity, hello: Hello) -> Member:
+        """Return the member that a device would be, or refuse it."""
+        known = None if identity.number is None else self.members.get(identity.number)
+        return enrolling(self.recipe, identity, hello, known)
 
     def leave(self, number: int) -> None:
         """Stop selecting a device; one that comes and goes all the time, and fills the journal, is not heard then."""

@@ -23,7 +23,7 @@ from personafl.core.tree import Tree
 from personafl.data.config import Moments
 from personafl.data.moments import Sums, agreed
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Refused, Update, digest_of
+from personafl.deploy.net.messages import Code, Payload, Refused, Update, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.going_back import complete_roll_back
 from personafl.deploy.server.history import Closed, History, Open, check_admitted, roster_of
@@ -128,13 +128,12 @@ class Rounds(Members):
             return None
         return going.number, going.model, going.again if returning else going.whole
 
-    def accept(self, identity: Identity, update: Update, payload: bytes) -> bool:
-        """Keep an update; return whether it was kept before. Refuse it if anything about it is not right."""
+    def check(self, identity: Identity, update: Update, digest: str) -> bool:
+        """Refuse an update if anything that is said of it is not right; return whether it was accepted before."""
         number = identity.number
         if number is None or number not in self.members:
             raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not say hello")
         check_admitted(self.members[number])
-        digest = digest_of(payload)
         if self._latest.get(number) == (update.round, digest):
             return True
         member, going = self.members[number], self.open
@@ -151,6 +150,16 @@ class Rounds(Members):
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
         if update.samples != member.samples:
             raise Refused(Code.BAD_SAMPLES, f"{member.name} enrolled with {member.samples} samples")
+        return False
+
+    def accept(self, identity: Identity, update: Update, payload: bytes) -> bool:
+        """Keep an update; return whether it was kept before. Refuse it if anything about it is not right."""
+        digest = digest_of(payload)
+        if self.check(identity, update, digest):
+            return True
+        number, going = identity.number, self._open
+        assert number is not None
+        member = self.members[number]
         try:
             opened_update(payload, self._likes[member.profile], self._declared, self.section.norm_bound)
         except Refused as refused:
@@ -283,7 +292,7 @@ class Rounds(Members):
         """Return the broadcast after the last round, whole; the run's results are written with it."""
         if self._final is None:
             message, rule, problem = self._server.broadcast(), self._base.algorithm.client, self._base.problems[0]
-            final, down = wire.encode(message), wire.dense(message)
+            final, down = Payload(wire.encode(message)), wire.dense(message)
             models = rule.models(problem, down, rule.init(problem, down, rng.generator("shape")))
             atomic_write(self.directory.path / START_FILE, *sealed(wire.encode(models.get("global", {}))))
             facts = {"rounds": self.done, "devices": len(self.members), "model": digest_of(final)}
@@ -344,8 +353,7 @@ class Rounds(Members):
 
     def _start_round(self, cohort: tuple[int, ...], wanted: int) -> None:
         message = self._server.broadcast()
-        whole = wire.encode(message)
-        again = wire.encode(for_returning(message))
+        whole, again = Payload(wire.encode(message)), Payload(wire.encode(for_returning(message)))
         self.open = Open(self.done, cohort, wanted, digest_of(whole), whole, again)
 
     def _update_file(self, round_: int, number: int) -> Path:

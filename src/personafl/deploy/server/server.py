@@ -14,10 +14,11 @@ from typing import Any
 
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Refused, Said
+from personafl.deploy.net.messages import Code, Message, Part, Payload, Refused, Said
 from personafl.deploy.server.history import Closed, check_admitted
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
+from personafl.recipe.recipe import Recipe
 
 _AT_ONCE = 16  # updates on their way in, at their largest
 
@@ -44,6 +45,7 @@ class Server(Service):
     def __init__(self, config: ServerConfig, rounds: Rounds, worker: ThreadPoolExecutor, listener: Listener) -> None:
         super().__init__(config, rounds.journal, worker, listener)
         self._config, self._rounds = config, rounds
+        self._recipe: tuple[Recipe | None, Payload] = None, Payload()  # what devices are sent of it
         self._started: float | None = None  # when the first device was given the open round
         self._serials = {member.number: member.serial for member in rounds.members.values()}  # last shown, by number
         self._listed: frozenset[int] | None = None  # the revocations that the rounds know of
@@ -51,9 +53,7 @@ class Server(Service):
     async def run(self) -> None:
         """Answer devices and go through the rounds."""
         rounds = self._rounds
-        largest = rounds.payload_bytes
-        most = {messages.Update.kind: largest, messages.Hello.kind: rounds.sums_bytes}
-        async with self._serving(lambda kind: most.get(kind, 0), _AT_ONCE * max(most.values())) as port:
+        async with self._serving(_AT_ONCE * max(rounds.payload_bytes, rounds.sums_bytes)) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
             self._tell(Event("recipe", f"its SHA-256 is {rounds.recipe.digest()}"))
             await self._train()
@@ -114,10 +114,20 @@ class Server(Service):
         soon = time.monotonic() + patience
         await self._until(lambda: not self._present() or (time.monotonic() > soon and not self._awaited(patience)))
 
+    def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
+        identity.check_role("device")
+        if isinstance(message, messages.Hello):
+            self._rounds.candidate(identity, message)
+            return self._rounds.sums_bytes
+        if isinstance(message, messages.Update):
+            self._rounds.check(identity, message, part.digest)
+            return self._rounds.payload_bytes
+        return 0
+
     async def _answer(self, identity: Identity, said: Said) -> Said:
         message, payload = said
         if isinstance(message, messages.Status):
-            identity.check_role("coordinator", "device")
+            identity.check_role("coordinator")
             return Said(messages.Report(), json.dumps(self._report()).encode())
         if isinstance(message, messages.Drop):
             identity.check_role("coordinator")
@@ -165,7 +175,9 @@ class Server(Service):
         rounds = self._rounds
         if rounds.sums_bytes and number in rounds.members:
             await self._within(rounds.section.heartbeat, lambda: rounds.begun)
-        return Said(messages.Welcome(run=rounds.run), rounds.served.to_toml().encode())
+        if self._recipe[0] is not rounds.served:
+            self._recipe = rounds.served, Payload(rounds.served.to_toml().encode())
+        return Said(messages.Welcome(run=rounds.run), self._recipe[1])
 
     async def _pulled(self, number: int, message: messages.Pull) -> Said:
         """Return work, or the final model, or after a while nothing."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from personafl.deploy.net.identity import Files, Identity, Revocations
-from personafl.deploy.net.messages import Code, Refused, Said
-from personafl.deploy.net.stream import Cap
-from personafl.deploy.net.transport import serve
+from personafl.deploy.net.listening import serve
+from personafl.deploy.net.messages import Code, Message, Part, Refused, Said
+from personafl.deploy.net.transport import lasting
 from personafl.deploy.server.history import Closed
 from personafl.errors import StorageFailed
 from personafl.recipe.recipe import Recipe
@@ -44,7 +44,7 @@ class ServiceConfig:
 class Event:
     """What a display is told.
 
-    `what` is listening, recipe, enrolled, closed, extended, mixed, gone, full, finished or refused.
+    `what` is listening, recipe, enrolled, closed, extended, mixed, gone, full, ending, finished, refused, …
     """
 
     what: str
@@ -76,6 +76,10 @@ class Service:
         """Return what a peer is answered."""
         raise NotImplementedError
 
+    def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
+        """Return how large a payload may be that a peer wants to send, or refuse it."""
+        raise NotImplementedError
+
     async def _answered(self, identity: Identity, said: Said) -> Said:
         """Answer a peer; what cannot be written now it may ask for again soon."""
         try:
@@ -85,7 +89,7 @@ class Service:
             raise Refused(Code.BUSY, "cannot write to the disk now; try again soon") from error
 
     @contextlib.asynccontextmanager
-    async def _serving(self, cap: Cap, budget: int) -> AsyncIterator[int]:
+    async def _serving(self, budget: int) -> AsyncIterator[int]:
         """Answer peers meanwhile; the port is given."""
         config = self._listening
         server, port = await serve(
@@ -93,12 +97,13 @@ class Service:
             config.files,
             self._revocations,
             self._answered,
-            cap=cap,
+            allowed=self._allowed,
             budget=budget,
             on_refusal=self._refused,
         )
         try:
-            yield port
+            async with lasting(config.files, lambda text: self._tell(Event("ending", text))):
+                yield port
         finally:
             await server.stop(grace=1.0)
 
