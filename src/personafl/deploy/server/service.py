@@ -16,13 +16,15 @@ from typing import Any, TypeVar
 from personafl.deploy.net.identity import Files, Identity, Revocations
 from personafl.deploy.net.messages import Refused, Said
 from personafl.deploy.net.stream import Cap
-from personafl.deploy.net.transport import serve
+from personafl.deploy.net.transport import beating, serve
+from personafl.deploy.server.clock import Clock
 from personafl.deploy.server.history import Closed
 from personafl.recipe.recipe import Recipe
 from personafl.storage.journal import Journal
 
 T = TypeVar("T")
 LOST = 3  # heartbeats without a sign of life, after which a peer counts as gone
+_TICK = 0.2  # seconds between two looks at the clock, and at what is waited for
 PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its longest back-off
 
 
@@ -61,6 +63,7 @@ class Service:
     def __init__(self, config: ServiceConfig, journal: Journal, worker: ThreadPoolExecutor, listener: Listener) -> None:
         self._listening, self._journal, self._worker, self._tell = config, journal, worker, listener
         self._changed = asyncio.Event()
+        self._clock = Clock()
         self._seen: dict[int, float] = {}  # number -> when it last gave a sign of life
         self._refusals: Counter[str] = Counter()
         self._revocations = Revocations(config.revocations, config.files.authority)
@@ -84,15 +87,30 @@ class Service:
             on_refusal=self._refused,
         )
         try:
-            yield port
+            async with beating(_TICK, self._tick):
+                yield port
         finally:
             await server.stop(grace=1.0)
+
+    async def _tick(self) -> None:
+        self._now()
+
+    def _now(self) -> float:
+        """Return the time by which others are late."""
+        now, was_away = self._clock.look()
+        if was_away:
+            self._was_away(now)
+        return now
+
+    def _was_away(self, now: float) -> None:
+        """Give everybody as much time as if they had just been heard."""
+        self._seen = dict.fromkeys(self._seen, now)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; it is looked at when anything changes, and now and then."""
         while not holds():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), 0.2)
+                await asyncio.wait_for(self._changed.wait(), _TICK)
 
     async def _within(self, seconds: float, holds: Callable[[], bool]) -> None:
         """Wait until something holds, but no longer than this."""
@@ -122,7 +140,7 @@ class Service:
         }
 
     def _alive(self, seconds: float) -> set[int]:
-        since = time.monotonic() - seconds
+        since = self._now() - seconds
         return {number for number, seen in self._seen.items() if seen > since}
 
     def _refused(self, who: str, refused: Refused) -> None:
