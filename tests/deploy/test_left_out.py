@@ -18,7 +18,8 @@ from test_deployed import closed, silent
 import personafl
 from personafl.deploy import pki
 from personafl.deploy.net.messages import Code, Drop, Hello, Pull, Refused, Update
-from personafl.deploy.net.transport import Channel, ask_drop, ask_status
+from personafl.deploy.net.operating import ask_drop
+from personafl.deploy.net.transport import Channel, ask_status
 from personafl.deploy.server.cloudserver import CloudRounds
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import Event

@@ -155,12 +155,12 @@ def drop_device(server: str, name: str, *, identity: str | Path, undo: bool = Fa
     `identity` is a coordinator's certificate.
     """
     check_extra()
-    from personafl.deploy.net import transport
     from personafl.deploy.net.identity import Files, role_of
+    from personafl.deploy.net.operating import ask_drop
 
     if role_of(name) != "device":
         raise BadInput(f"name {name!r}: is no device's; give one that personafl status lists, such as device-7")
-    return asyncio.run(transport.ask_drop(server, Files.beside(Path(identity)), name, undo=undo))
+    return asyncio.run(ask_drop(server, Files.beside(Path(identity)), name, undo=undo))
 
 
 def check_extra(*packages: tuple[str, str, str]) -> None:

@@ -49,6 +49,13 @@ def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: floa
     return upload
 
 
+def check_finite(message: Tree) -> None:
+    """Refuse numbers that are not finite."""
+    for name, leaf in tree.flatten(wire.dense(message)).items():
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise Refused(Code.NOT_FINITE, f"{name} has numbers that are not finite")
+
+
 def opened(data: bytes, like: T, declared: type[Any]) -> T:
     """Return the message in bytes from elsewhere, compact forms kept, or refuse them."""
     return _opened(data, like, declared, None)[0]

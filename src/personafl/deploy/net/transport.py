@@ -168,21 +168,11 @@ async def lasting(files: Files, tell: Callable[[str], None]) -> AsyncIterator[No
 
 async def ask_status(server: str, files: Files) -> dict[str, Any]:
     """Return how a server is doing."""
-    return json.loads((await _operate(server, files, messages.Status())).payload)  # type: ignore[no-any-return]
-
-
-async def ask_drop(server: str, files: Files, name: str, *, undo: bool) -> bool:
-    """Have a server leave a device out, or let it in again; return whether that was so before."""
-    dropped, _ = await _operate(server, files, messages.Drop(name=name, undo=undo))
-    return isinstance(dropped, messages.Dropped) and dropped.before
-
-
-async def _operate(server: str, files: Files, message: Message) -> Said:
-    """Ask a server something as an operator does: it answers soon, or not at all."""
     channel = Channel(server, files, lambda kind: 2**24 if kind == messages.Report.kind else 0)
     try:
-        return await channel.ask(message, timeout=10.0, tries=3)
+        _, report = await channel.ask(messages.Status(), timeout=10.0, tries=3)
     except (Refused, Unreachable) as error:
         raise BadInput(f"--server {server}: {error}") from error
     finally:
         await channel.close()
+    return json.loads(report)  # type: ignore[no-any-return]

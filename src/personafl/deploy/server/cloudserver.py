@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity, identify
 from personafl.deploy.net.messages import Code, Refused, Said
-from personafl.deploy.net.payload import most_bytes, opened
+from personafl.deploy.net.payload import check_finite, most_bytes, opened
 from personafl.deploy.net.transport import Channel, Unreachable, beating
 from personafl.deploy.server.agreement import (
     Sum,
@@ -36,6 +37,8 @@ from personafl.deploy.server.service import Event, Listener
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import with_own, without_own
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,7 @@ class CloudRounds(Rounds):
             section = own.deploy.model_copy(update={"devices": len(self._cloud.members[place])})
             own = own.model_copy(update={"deploy": section})
         super().__init__(own, path)
+        self.parted = any(entry["event"] == "parted" for entry in self.journal.entries)  # from the coordinator
         # Of what a coordinator sends, at most.
         self.state_bytes = most_bytes(self._base.serving().state)
 
@@ -91,6 +95,26 @@ class CloudRounds(Rounds):
                 text = f"{identity.name} is {where} by cloud.members, and this is {cloud_name(self._place)}"
                 raise Refused(Code.WRONG_SERVER, text)
         return super().candidate(identity, hello)
+
+    def part(self) -> None:
+        """Note that the coordinator knows that this server is done."""
+        self.journal.write("parted")
+        self.parted = True
+
+    def begin(self, server: bytes | None = None) -> None:
+        """Make the server's state, or take the one that a coordinator sent."""
+        if server is not None:
+            self._received(server, wire.dense(self._serving().state))
+        super().begin(server)
+
+    def _received(self, payload: bytes, like: T) -> T:
+        """Return what a coordinator sent, checked as a device's update is."""
+        try:
+            received = opened(payload, like, type(like))
+            check_finite(received)
+        except Refused as refused:
+            raise BadInput(f"--coordinator: sent a model that is not taken: {refused}") from refused
+        return received
 
     def open_next(self) -> None:
         """Begin a round: with all devices, or with the first that ask."""
@@ -141,14 +165,16 @@ class CloudRounds(Rounds):
             return self._closed()
         message, payload = said
         server, number = self._server, self._open.number
+        if isinstance(message, messages.Proceed) and not number < message.start <= self.recipe.rounds:
+            raise BadInput(f"--coordinator: says that round {message.start + 1} follows round {number + 1}")
         after, state = server.state, wire.dense(server.state)
         if self._cloud.shared:
-            after = opened(payload, state, type(state))
+            after = self._received(payload, state)
         elif isinstance(message, messages.Proceed):
             assert self._handed is not None
             if message.mixed is not None:
                 mean = without_own(state)
-                state = with_own(opened(payload, mean, type(mean)), state)
+                state = with_own(self._received(payload, mean), state)
                 number = message.mixed
             after = server.updated(state, self._handed, number)
         if isinstance(message, messages.Proceed):
@@ -198,8 +224,11 @@ class _CloudServer(Server):
     async def _train(self) -> None:
         async with self._in_contact():
             await super()._train()
+            if self._own.parted:
+                return
             with contextlib.suppress(Unreachable, Refused):  # it may be gone, and is not needed any more
                 await self._coordinator.ask(messages.Leave(), timeout=5.0, tries=8)
+                await self._work(self._own.part)
 
     async def _begin(self) -> None:
         await self._coordinator.ask(messages.Join(weight=self._own.weight, recipe=self._own.fingerprint))

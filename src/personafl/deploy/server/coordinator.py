@@ -5,7 +5,6 @@ Cloud servers call it. One that asks what follows its round is kept waiting for 
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -37,8 +36,7 @@ class _Coordinator(Service):
     ) -> None:
         super().__init__(config, coordination.journal, worker, listener)
         self._coordination = coordination
-        self._left: set[int] = set()
-        self._seen = dict.fromkeys(range(coordination.cloud.servers), time.monotonic())
+        self._seen = dict.fromkeys(range(coordination.cloud.servers), self._now())
 
     async def run(self) -> None:
         """Answer servers to the end."""
@@ -66,7 +64,7 @@ class _Coordinator(Service):
 
     def _alone(self) -> bool:
         patience = max(PATIENCE, self._coordination.section.server_timeout)
-        return not self._alive(patience) - self._left - self._coordination.gone
+        return not self._alive(patience) - self._coordination.left - self._coordination.gone
 
     def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
         self._check_joined(identity, self._place(identity))
@@ -95,7 +93,7 @@ class _Coordinator(Service):
         if isinstance(message, messages.Drop):
             raise Refused(Code.UNKNOWN_KIND, "a coordinator has no devices; ask the server of this one")
         server = self._place(identity)
-        self._seen[server] = time.monotonic()
+        self._seen[server] = self._now()
         if isinstance(message, messages.Join):
             await self._heard(lambda: now.join(server, message))
             self._tell(Event("joined", identity.name))
@@ -114,15 +112,18 @@ class _Coordinator(Service):
         if isinstance(message, messages.Beat):
             return Said(messages.Alive(open=not now.finished))
         if isinstance(message, messages.Leave):
-            self._left.add(server)
-            self._notify()
+            await self._heard(lambda: now.leave(server))
             return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a coordinator is not told {message.kind!r}")
 
     async def _heard(self, task: Callable[[], T], work: Callable[[Callable[[], T]], Awaitable[T]] | None = None) -> T:
         """Do what may lead to a mix, and tell of it."""
         now, before = self._coordination, self._coordination.done
+        told = len(now.diverged)
         result = await (work or self._work)(task)
+        for round_, server in now.diverged[told:]:
+            text = f"{cloud_name(server)} in round {round_ + 1}; its part is left out: the model would not be finite"
+            self._tell(Event("diverged", text))
         if now.done > before and now.last is not None:
             self._tell(Event("mixed", str(now.last)))
         self._notify()

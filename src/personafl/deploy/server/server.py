@@ -7,7 +7,6 @@ without delay.
 import asyncio
 import itertools
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -89,9 +88,10 @@ class Server(Service):
             await self._until(lambda: self._over_or_stranded(deadline))
             if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
                 return
-            added = await self._surely(lambda: rounds.widen(self._alive(self._lost)))
+            alive = self._alive(self._lost)
+            added = await self._surely(lambda: rounds.widen(alive))  # noqa: B023 - awaited at once
             self._tell(Event("extended", f"too few updates; {len(added)} more devices selected"))
-            self._started = time.monotonic()
+            self._started = self._now()
             self._notify()
 
     def _over_or_stranded(self, deadline: float) -> bool:
@@ -106,13 +106,18 @@ class Server(Service):
             self._rounds.revoked = frozenset(number for number, serial in self._serials.items() if serial in listed)
             self._listed = listed
 
+    def _was_away(self, now: float) -> None:
+        super()._was_away(now)
+        if self._started is not None:
+            self._started = now
+
     async def _part(self) -> None:
         """Stay until every device has its final model, or is silent."""
         if self._config.stay:
             await asyncio.Event().wait()
         patience = max(PATIENCE, self._lost)
-        soon = time.monotonic() + patience
-        await self._until(lambda: not self._present() or (time.monotonic() > soon and not self._awaited(patience)))
+        soon = self._now() + patience
+        await self._until(lambda: not self._present() or (self._now() > soon and not self._awaited(patience)))
 
     def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
         identity.check_role("device")
@@ -136,7 +141,7 @@ class Server(Service):
         number = identity.number
         assert number is not None
         check_admitted(self._rounds.members.get(number))
-        self._seen[number] = time.monotonic()
+        self._seen[number] = self._now()
         if self._serials.get(number) != identity.serial:
             self._serials[number], self._listed = identity.serial, None
         if isinstance(message, messages.Knock):
@@ -192,7 +197,7 @@ class Server(Service):
             return Said(messages.Wait())
         round_, model, broadcast = task
         if self._started is None:
-            self._started = time.monotonic()
+            self._started = self._now()
             self._notify()
         return Said(messages.Task(round=round_, model=model, counted=rounds.counted(number)), broadcast)
 
@@ -211,7 +216,7 @@ class Server(Service):
         return LOST * self._rounds.section.heartbeat
 
     def _overdue(self, deadline: float) -> bool:
-        return self._started is not None and time.monotonic() > self._started + deadline
+        return self._started is not None and self._now() > self._started + deadline
 
     def _report(self) -> dict[str, Any]:
         rounds, going, alive = self._rounds, self._rounds.open, self._alive(self._lost)

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from personafl.deploy.net.identity import Files, Identity, Revocations
 from personafl.deploy.net.listening import serve
 from personafl.deploy.net.messages import Code, Message, Part, Refused, Said
-from personafl.deploy.net.transport import lasting
+from personafl.deploy.net.transport import beating, lasting
+from personafl.deploy.server.clock import Clock
 from personafl.deploy.server.history import Closed
 from personafl.errors import StorageFailed
 from personafl.recipe.recipe import Recipe
@@ -26,6 +27,7 @@ T = TypeVar("T")
 LOST = 3  # heartbeats without a sign of life, after which a peer counts as gone
 _LONGEST = 30.0  # seconds between two tries to write to a full disk
 MOST_REFUSALS = 10_000  # that are written down and told; more are counted: a hostile peer must not fill the disk
+_TICK = 0.2  # seconds between two looks at the clock, and at what is waited for
 PATIENCE = 30.0  # seconds to stay for a silent peer at the end: more than its longest back-off
 
 
@@ -67,6 +69,7 @@ class Service:
     def __init__(self, config: ServiceConfig, journal: Journal, worker: ThreadPoolExecutor, listener: Listener) -> None:
         self._listening, self._journal, self._worker, self._tell = config, journal, worker, listener
         self._changed = asyncio.Event()
+        self._clock = Clock()
         self._seen: dict[int, float] = {}  # number -> when it last gave a sign of life
         self._refusals: Counter[str] = Counter()
         self._revocations = Revocations(config.revocations, config.files.authority)
@@ -102,16 +105,31 @@ class Service:
             on_refusal=self._refused,
         )
         try:
-            async with lasting(config.files, lambda text: self._tell(Event("ending", text))):
+            warned = lasting(config.files, lambda text: self._tell(Event("ending", text)))
+            async with beating(_TICK, self._tick), warned:
                 yield port
         finally:
             await server.stop(grace=1.0)
+
+    async def _tick(self) -> None:
+        self._now()
+
+    def _now(self) -> float:
+        """Return the time by which others are late."""
+        now, was_away = self._clock.look()
+        if was_away:
+            self._was_away(now)
+        return now
+
+    def _was_away(self, now: float) -> None:
+        """Give everybody as much time as if they had just been heard."""
+        self._seen = dict.fromkeys(self._seen, now)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; it is looked at when anything changes, and now and then."""
         while not holds():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), 0.2)
+                await asyncio.wait_for(self._changed.wait(), _TICK)
 
     async def _within(self, seconds: float, holds: Callable[[], bool]) -> None:
         """Wait until something holds, but no longer than this."""
@@ -152,7 +170,7 @@ class Service:
         }
 
     def _alive(self, seconds: float) -> set[int]:
-        since = time.monotonic() - seconds
+        since = self._now() - seconds
         return {number for number, seen in self._seen.items() if seen > since}
 
     def _refused(self, who: str, refused: Refused) -> None:
