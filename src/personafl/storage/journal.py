@@ -6,6 +6,7 @@ which is cut off, and so is what a write leaves that fails, on a full disk say. 
 
 import contextlib
 import json
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -27,12 +28,17 @@ class Journal:
         if whole != data:
             cut(path, len(whole))
         self._length, self._torn = len(whole), False
+        self._lock = threading.Lock()  # else a thread would take another's line, half written, for a torn one
         self.entries = [_read(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
 
     def write(self, event: str, *, durable: bool = True, **facts: Any) -> None:
         """Add a line, or none if that fails."""
         text = json.dumps({"event": event, "time": round(time.time(), 3), **facts})
         line = f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
+        with self._lock:
+            self._append(line, durable)
+
+    def _append(self, line: bytes, durable: bool) -> None:
         if self._torn:
             cut(self._path, self._length)
         self._torn = True

@@ -154,7 +154,7 @@ class CloudRounds(Rounds):
 
     def _is_free(self, number: int) -> bool:
         going = self.open
-        if going is None or going.sealed or number in going.cohort:
+        if going is None or going.sealed or going.selected(number):
             return False
         return len(going.cohort) < self._places
 

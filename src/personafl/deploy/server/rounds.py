@@ -49,6 +49,7 @@ class Rounds(Journaled):
         self.run = ""
         self._latest: dict[int, tuple[int, str]] = {}  # number -> round and digest of the update that was last accepted
         self._side: ServerSide | None = None
+        self._stale = False  # whether others are enrolled than the server's half knows
         self._base = open_federation(recipe)
         self._like = Sums.like(self.section.input_shape[0]) if adds_sums(recipe) else None
         self.sums_bytes = 0 if self._like is None else most_bytes(self._like)  # of a device's sums, at most
@@ -132,7 +133,7 @@ class Rounds(Journaled):
     def wants(self, number: int) -> bool:
         """Say whether a device has something to do."""
         going = self.open
-        return going is not None and number in going.cohort and number not in going.taken and not going.sealed
+        return going is not None and going.selected(number) and number not in going.taken and not going.sealed
 
     def task(self, number: int, returning: bool) -> tuple[int, str, bytes] | None:
         """Return what a device has to do now: the round, the broadcast's digest and its bytes."""
@@ -157,7 +158,7 @@ class Rounds(Journaled):
             raise Refused(Code.WRONG_ROUND, f"round {update.round + 1} is not open")
         if number in going.taken:
             raise Refused(Code.DUPLICATE, f"another update of {member.name} was accepted in this round")
-        if number not in going.cohort:
+        if not going.selected(number):
             raise Refused(Code.NOT_SELECTED, f"{member.name} is not selected in round {update.round + 1}")
         if update.model != going.model:
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
@@ -178,10 +179,9 @@ class Rounds(Journaled):
     def complete(self) -> bool:
         """Whether the open round has all updates that it waits for."""
         going = self._open
-        if going.sealed:
+        if going.sealed or len(going.taken) >= going.wanted:
             return True
-        awaited = [n for n in going.cohort if n not in going.taken and not self.members[n].left]
-        return len(going.taken) >= going.wanted or (not awaited and self.enough)
+        return self.enough and all(n in going.taken or self.members[n].left for n in going.cohort)
 
     @property
     def enough(self) -> bool:
@@ -203,18 +203,16 @@ class Rounds(Journaled):
         return self._closed(uploads, going.number + 1)
 
     def _joined(self) -> Reduced | None:
-        """Join the updates that were taken, by chunks as the simulator has them: the same order of sums."""
+        """Join the updates that were taken, one by one, in the order of a simulator that trains so."""
         joined: Reduced | None = None
         taken = np.array(sorted(self._open.taken), dtype=np.int64)
         kinds = self._server.roster.problem_of[taken]
         for which in np.unique(kinds).tolist():
-            members, like = taken[kinds == which], wire.dense(self._likes[which])
-            for clients in self._base.engines[which].chunks(members, np.zeros_like(members)):
-                files = [self._update_file(self._open.number, client) for client in clients.tolist()]
-                uploads = [
-                    wire.dense(wire.decode(self._kept(*pair), like)) for pair in zip(files, clients, strict=True)
-                ]
-                joined = self._server.join(joined, tree.stack(uploads), clients)
+            like = wire.dense(self._likes[which])
+            for client in taken[kinds == which].reshape(-1, 1):
+                data = self._kept(self._update_file(self._open.number, int(client[0])), int(client[0]))
+                upload = tree.map(lambda leaf: leaf.unsqueeze(0), wire.dense(wire.decode(data, like)))
+                joined = self._server.join(joined, upload, client)
         return joined
 
     def _kept(self, file: Path, client: int) -> bytes:
@@ -257,6 +255,8 @@ class Rounds(Journaled):
     @property
     def _server(self) -> ServerSide:
         assert self._side is not None
+        if self._stale:
+            self._side.roster, self._stale = self._roster(), False
         return self._side
 
     @property
@@ -325,5 +325,4 @@ class Rounds(Journaled):
 
     def _refresh(self) -> None:
         """Let the next round know who is there; the one that is open keeps its cohort."""
-        if self._side is not None:
-            self._side.roster = self._roster()
+        self._stale = True

@@ -17,7 +17,7 @@ from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Refused, Said
 from personafl.deploy.server.history import Closed
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
+from personafl.deploy.server.service import LOST, PATIENCE, Bell, Event, Listener, Service, ServiceConfig
 
 _AT_ONCE = 16  # updates on their way in, at their largest
 
@@ -45,6 +45,7 @@ class Server(Service):
         super().__init__(config, rounds.journal, worker, listener)
         self._config, self._rounds = config, rounds
         self._started: float | None = None  # when the first device was given the open round
+        self._offered = Bell()  # for idle devices alone: every other change would wake all of them for nothing
 
     async def run(self) -> None:
         """Answer devices and go through the rounds."""
@@ -60,17 +61,19 @@ class Server(Service):
     async def _train(self) -> None:
         rounds = self._rounds
         if not rounds.begun:
-            await self._until(lambda: self._present() >= rounds.section.devices)
+            least = rounds.section.devices
+            await self._until(lambda: len(rounds.members) >= least and self._present() >= least)
             await self._begin()
+            self._offered.ring()
         while not rounds.finished:
             if rounds.open is None:
                 await self._work(rounds.open_next)
             self._started = None
-            self._notify()
+            self._offered.ring()
             await self._collect()
             self._tell(Event("closed", "", await self._close()))
         await self._work(rounds.final)
-        self._notify()
+        self._offered.ring()
 
     async def _begin(self) -> None:
         await self._work(self._rounds.begin)
@@ -88,7 +91,7 @@ class Server(Service):
             added = await self._work(lambda: rounds.widen(self._alive(self._lost)))
             self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more devices selected"))
             self._started = time.monotonic()
-            self._notify()
+            self._offered.ring()
 
     async def _part(self) -> None:
         """Stay until every device has its final model, or is silent."""
@@ -135,13 +138,13 @@ class Server(Service):
         """Return the recipe; a device that has sent its sums is kept waiting for what all of them make."""
         rounds = self._rounds
         if rounds.sums_bytes and number in rounds.members:
-            await self._within(rounds.section.heartbeat, lambda: rounds.begun)
+            await self._offered.within(rounds.section.heartbeat, lambda: rounds.begun)
         return Said(messages.Welcome(run=rounds.run), rounds.served.to_toml().encode())
 
     async def _pulled(self, number: int, message: messages.Pull) -> Said:
         """Return work, or the final model, or after a while nothing."""
         rounds = self._rounds
-        await self._within(rounds.section.heartbeat, lambda: self._ready(number))
+        await self._offered.within(rounds.section.heartbeat, lambda: self._ready(number))
         if rounds.finished and rounds.open is None:
             return Said(messages.Finished(rounds=rounds.done), await self._work(rounds.final))
         task = await self._work(lambda: rounds.task(number, message.returning))
