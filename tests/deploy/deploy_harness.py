@@ -13,8 +13,9 @@ from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.device import DeviceConfig, run_device
 from personafl.deploy.net.identity import Identity, Revocations, identify
-from personafl.deploy.net.messages import Report, Said
-from personafl.deploy.net.transport import Channel, serve
+from personafl.deploy.net.listening import serve
+from personafl.deploy.net.messages import Message, Part, Report, Said
+from personafl.deploy.net.transport import Channel
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import ServerConfig, run_server
 from personafl.deploy.server.service import Event
@@ -106,6 +107,7 @@ async def answering(
     cap: int = 2**22,
     budget: int = 2**24,
     refusals: list[Any] | None = None,
+    allowed: Callable[[Identity, Message, Part], int] | None = None,
     port: int = 0,
 ) -> AsyncIterator[int]:
     """Serve a handler, by default one that returns the payload and who sent it, at a port."""
@@ -119,7 +121,7 @@ async def answering(
         files,
         Revocations(folder / "revoked.pem", files.authority),
         handle or echo,
-        cap=lambda kind: cap,
+        allowed=allowed or (lambda identity, message, part: cap),
         budget=budget,
         on_refusal=lambda who, refused: None if refusals is None else refusals.append((who, refused.code)),
     )

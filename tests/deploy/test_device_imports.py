@@ -17,7 +17,7 @@ from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.server.opening import open_federation
 
-HALF = 20_587 // 2 + 200  # and what names of classes, moments of inputs and default networks took since
+HALF = 20_587 // 2 + 400  # and what names of classes, moments of inputs, default networks and renewals took since
 # A server's rooms, what only a simulation needs, what people look at, and where data come from that were not dealt.
 ABSENT = (
     *("deploy.server", "deploy.device.dealing", "deploy.pki", "flower", "cluster", "runs.build", "runs.job", "api"),

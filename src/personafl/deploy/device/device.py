@@ -16,7 +16,7 @@ from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Files, identify
 from personafl.deploy.net.messages import Code, Refused
-from personafl.deploy.net.transport import Channel, Unreachable, beating
+from personafl.deploy.net.transport import Channel, Unreachable, beating, lasting
 from personafl.errors import BadInput
 
 T = TypeVar("T")
@@ -42,7 +42,8 @@ class DeviceConfig:
 async def run_device(config: DeviceConfig, listener: Listener) -> None:
     """Take part in a run until it is finished, from wherever the state file says this device is."""
     try:
-        await _Device(config, listener).run()
+        async with lasting(config.files, listener):
+            await _Device(config, listener).run()
     except Refused as refused:
         raise BadInput(f"{config.server}: refused this device: {refused}") from refused
 

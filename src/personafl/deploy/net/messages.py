@@ -6,9 +6,10 @@ unknown fields and values of another type are refused: nothing is guessed, nothi
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 from enum import StrEnum
+from hashlib import sha256
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -262,9 +263,25 @@ class Said(NamedTuple):
     payload: bytes = b""
 
 
-def digest_of(payload: bytes | bytearray) -> str:
+class Payload(bytes):
+    """Bytes that are sent or were received: their digest is made once, however often it is asked for."""
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Return their name: their SHA-256."""
+        return sha256(self).hexdigest()
+
+    @classmethod
+    def named(cls, data: bytes | bytearray, digest: str) -> Payload:
+        """Return bytes whose digest is known."""
+        made = cls(data)
+        made.digest = digest
+        return made
+
+
+def digest_of(payload: bytes) -> str:
     """Return the name of a payload: its SHA-256."""
-    return hashlib.sha256(payload).hexdigest()
+    return payload.digest if isinstance(payload, Payload) else sha256(payload).hexdigest()
 
 
 def header(message: Message, payload: Part | None = None, have: Part | None = None) -> bytes:

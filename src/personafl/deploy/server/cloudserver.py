@@ -29,7 +29,7 @@ from personafl.deploy.server.agreement import (
     place_of,
     without_cloud,
 )
-from personafl.deploy.server.history import Closed
+from personafl.deploy.server.history import Closed, Member
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import Server, ServerConfig
 from personafl.deploy.server.service import Event, Listener
@@ -82,15 +82,15 @@ class CloudRounds(Rounds):
         """What the devices that are there weigh together."""
         return int(self._roster().population)
 
-    def enrol(self, identity: Identity, hello: messages.Hello, sums: bytes = b"") -> None:
-        """Take a device in, if it belongs here."""
+    def candidate(self, identity: Identity, hello: messages.Hello) -> Member:
+        """Return the member that a device would be, if it belongs here."""
         if self._cloud.members is not None:
             home = home_of(identity.name, self._cloud)
             if home != self._place:
                 where = "no server's" if home is None else f"{cloud_name(home)}'s"
                 text = f"{identity.name} is {where} by cloud.members, and this is {cloud_name(self._place)}"
                 raise Refused(Code.WRONG_SERVER, text)
-        super().enrol(identity, hello, sums)
+        return super().candidate(identity, hello)
 
     def open_next(self) -> None:
         """Begin a round: with all devices, or with the first that ask."""

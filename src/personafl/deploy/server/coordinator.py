@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Refused, Said
+from personafl.deploy.net.messages import Code, Message, Part, Refused, Said
 from personafl.deploy.server.agreement import cloud_name, place_of
 from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.service import PATIENCE, Event, Listener, Service, ServiceConfig
@@ -43,9 +43,7 @@ class _Coordinator(Service):
     async def run(self) -> None:
         """Answer servers to the end."""
         now = self._coordination
-        largest = now.payload_bytes
-        budget = now.cloud.servers * largest
-        async with self._serving(lambda kind: largest if kind == messages.Announce.kind else 0, budget) as port:
+        async with self._serving(now.cloud.servers * now.payload_bytes) as port:
             self._tell(Event("listening", f"port {port}, {now.done} of {now.recipe.rounds} rounds done"))
             await self._until(lambda: now.begun)
             while not now.finished:
@@ -68,24 +66,37 @@ class _Coordinator(Service):
         patience = max(PATIENCE, self._coordination.section.server_timeout)
         return not self._alive(patience) - self._left - self._coordination.gone
 
+    def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
+        self._check_joined(identity, self._place(identity))
+        return self._coordination.payload_bytes if isinstance(message, messages.Announce) else 0
+
+    def _place(self, identity: Identity) -> int:
+        """Return which of the recipe's servers somebody is, or refuse it."""
+        identity.check_role("cloud")
+        cloud = self._coordination.cloud
+        server = place_of(identity.name, cloud)
+        if server is None:
+            names = f"{cloud_name(0)} to {cloud_name(cloud.servers - 1)}"
+            raise Refused(Code.UNKNOWN_SERVER, f"{identity.name} is none of the recipe's servers, {names}")
+        return server
+
+    def _check_joined(self, identity: Identity, server: int) -> None:
+        if server not in self._coordination.weights:
+            raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not join this run")
+
     async def _answer(self, identity: Identity, said: Said) -> Said:
         message, payload = said
         now = self._coordination
         if isinstance(message, messages.Status):
-            identity.check_role("coordinator", "cloud")
+            identity.check_role("coordinator")
             return Said(messages.Report(), json.dumps(self._report()).encode())
-        identity.check_role("cloud")
-        server = place_of(identity.name, now.cloud)
-        if server is None:
-            names = f"{cloud_name(0)} to {cloud_name(now.cloud.servers - 1)}"
-            raise Refused(Code.UNKNOWN_SERVER, f"{identity.name} is none of the recipe's servers, {names}")
+        server = self._place(identity)
         self._seen[server] = time.monotonic()
         if isinstance(message, messages.Join):
             await self._heard(lambda: now.join(server, message))
             self._tell(Event("joined", identity.name))
             return Said(messages.Joined())
-        if server not in now.weights:
-            raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not join this run")
+        self._check_joined(identity, server)
         if server in now.gone:
             await self._heard(lambda: now.find(server))
             self._tell(Event("back", identity.name))

@@ -22,7 +22,7 @@ from personafl.core.algorithm import Reduced, for_returning
 from personafl.data.config import Moments
 from personafl.data.moments import Sums, agreed
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Hello, Refused, Update, digest_of
+from personafl.deploy.net.messages import Code, Hello, Payload, Refused, Update, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.history import Closed, History, Member, Open, enrolling, opened_sums, roster_of
 from personafl.deploy.server.opening import adds_sums, deployable, open_directory, open_federation, upload_like
@@ -74,16 +74,20 @@ class Rounds(Journaled):
 
     def enrol(self, identity: Identity, hello: Hello, sums: bytes = b"") -> None:
         """Take a device in, or note that it is back; before the first round it may have to send sums of its inputs."""
-        number = identity.number
+        number, member = identity.number, self.candidate(identity, hello)
         assert number is not None
         known = self.members.get(number)
-        member = enrolling(self.recipe, identity, hello, known)
         if known is None or known.left:
             if self._like is not None and not self.begun:
                 member = dataclasses.replace(member, sums=opened_sums(sums, self._like, hello))
             self.journal.write("enrolled", **dataclasses.asdict(member))
             self.members = {**self.members, number: member}  # whoever goes through the old ones is not disturbed
             self._refresh()
+
+    def candidate(self, identity: Identity, hello: Hello) -> Member:
+        """Return the member that a device would be, or refuse it."""
+        known = None if identity.number is None else self.members.get(identity.number)
+        return enrolling(self.recipe, identity, hello, known)
 
     def leave(self, number: int) -> None:
         """Stop selecting a device."""
@@ -142,12 +146,11 @@ class Rounds(Journaled):
             return None
         return going.number, going.model, going.again if returning else going.whole
 
-    def accept(self, identity: Identity, update: Update, payload: bytes) -> bool:
-        """Keep an update; return whether it was kept before. Refuse it if anything about it is not right."""
+    def check(self, identity: Identity, update: Update, digest: str) -> bool:
+        """Refuse an update if anything that is said of it is not right; return whether it was accepted before."""
         number = identity.number
         if number is None or number not in self.members:
             raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not say hello")
-        digest = digest_of(payload)
         if self._latest.get(number) == (update.round, digest):
             return True
         member, going = self.members[number], self.open
@@ -164,6 +167,16 @@ class Rounds(Journaled):
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
         if update.samples != member.samples:
             raise Refused(Code.BAD_SAMPLES, f"{member.name} enrolled with {member.samples} samples")
+        return False
+
+    def accept(self, identity: Identity, update: Update, payload: bytes) -> bool:
+        """Keep an update; return whether it was kept before. Refuse it if anything about it is not right."""
+        digest = digest_of(payload)
+        if self.check(identity, update, digest):
+            return True
+        number, going = identity.number, self._open
+        assert number is not None
+        member = self.members[number]
         opened_update(payload, self._likes[member.profile], self._declared, self.section.norm_bound)
         atomic_write(self._update_file(going.number, number), payload)
         self.journal.write("accepted", round=going.number, number=number, digest=digest)
@@ -243,7 +256,7 @@ class Rounds(Journaled):
         """Return the broadcast after the last round, whole; the run's results are written with it."""
         if self._final is None:
             message, rule, problem = self._server.broadcast(), self._base.algorithm.client, self._base.problems[0]
-            self._final, down = wire.encode(message), wire.dense(message)
+            self._final, down = Payload(wire.encode(message)), wire.dense(message)
             models = rule.models(problem, down, rule.init(problem, down, rng.generator("shape")))
             atomic_write(self.directory.path / START_FILE, wire.encode(models.get("global", {})))
             facts = {"rounds": self.done, "devices": len(self.members), "model": digest_of(self._final)}
@@ -300,8 +313,7 @@ class Rounds(Journaled):
 
     def _start_round(self, cohort: tuple[int, ...], wanted: int) -> None:
         message = self._server.broadcast()
-        whole = wire.encode(message)
-        again = wire.encode(for_returning(message))
+        whole, again = Payload(wire.encode(message)), Payload(wire.encode(for_returning(message)))
         self.open = Open(self.done, cohort, wanted, digest_of(whole), whole, again)
 
     def _update_file(self, round_: int, number: int) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Refused, Said
+from personafl.deploy.net.messages import Code, Message, Part, Refused, Said
 from personafl.deploy.server.history import Closed
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Bell, Event, Listener, Service, ServiceConfig
@@ -50,9 +50,7 @@ class Server(Service):
     async def run(self) -> None:
         """Answer devices and go through the rounds."""
         rounds = self._rounds
-        largest = rounds.payload_bytes
-        most = {messages.Update.kind: largest, messages.Hello.kind: rounds.sums_bytes}
-        async with self._serving(lambda kind: most.get(kind, 0), _AT_ONCE * max(most.values())) as port:
+        async with self._serving(_AT_ONCE * max(rounds.payload_bytes, rounds.sums_bytes)) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
             await self._train()
             self._tell(Event("finished", f"{rounds.done} rounds"))
@@ -101,10 +99,20 @@ class Server(Service):
         soon = time.monotonic() + patience
         await self._until(lambda: not self._present() or (time.monotonic() > soon and not self._awaited(patience)))
 
+    def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
+        identity.check_role("device")
+        if isinstance(message, messages.Hello):
+            self._rounds.candidate(identity, message)
+            return self._rounds.sums_bytes
+        if isinstance(message, messages.Update):
+            self._rounds.check(identity, message, part.digest)
+            return self._rounds.payload_bytes
+        return 0
+
     async def _answer(self, identity: Identity, said: Said) -> Said:
         message, payload = said
         if isinstance(message, messages.Status):
-            identity.check_role("coordinator", "device")
+            identity.check_role("coordinator")
             return Said(messages.Report(), json.dumps(self._report()).encode())
         identity.check_role("device")
         number = identity.number

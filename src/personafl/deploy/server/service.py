@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from personafl.deploy.net.identity import Files, Identity, Revocations
-from personafl.deploy.net.messages import Refused, Said
-from personafl.deploy.net.stream import Cap
-from personafl.deploy.net.transport import serve
+from personafl.deploy.net.listening import serve
+from personafl.deploy.net.messages import Message, Part, Refused, Said
+from personafl.deploy.net.transport import lasting
 from personafl.deploy.server.history import Closed
 from personafl.recipe.recipe import Recipe
 from personafl.storage.journal import Journal
@@ -39,7 +39,7 @@ class ServiceConfig:
 
 @dataclass(frozen=True)
 class Event:
-    """What a display is told; `what` is listening, enrolled, closed, extended, mixed, gone, finished or refused."""
+    """What a display is told; `what` is listening, enrolled, closed, extended, mixed, gone, ending, …"""
 
     what: str
     text: str
@@ -88,8 +88,12 @@ class Service:
         """Return what a peer is answered."""
         raise NotImplementedError
 
+    def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
+        """Return how large a payload may be that a peer wants to send, or refuse it."""
+        raise NotImplementedError
+
     @contextlib.asynccontextmanager
-    async def _serving(self, cap: Cap, budget: int) -> AsyncIterator[int]:
+    async def _serving(self, budget: int) -> AsyncIterator[int]:
         """Answer peers meanwhile; the port is given."""
         config = self._listening
         server, port = await serve(
@@ -97,12 +101,13 @@ class Service:
             config.files,
             Revocations(config.revocations, config.files.authority),
             self._answer,
-            cap=cap,
+            allowed=self._allowed,
             budget=budget,
             on_refusal=self._refused,
         )
         try:
-            yield port
+            async with lasting(config.files, lambda text: self._tell(Event("ending", text))):
+                yield port
         finally:
             await server.stop(grace=1.0)
 
