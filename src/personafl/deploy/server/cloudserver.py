@@ -202,7 +202,7 @@ class CloudRounds(Rounds):
 
     def _is_free(self, number: int) -> bool:
         going = self.open
-        if going is None or going.sealed or number in going.cohort or not self.here(number):
+        if going is None or going.sealed or going.selected(number) or not self.here(number):
             return False
         return self._filled < self._places
 

@@ -116,6 +116,13 @@ class Open:
     taken: dict[int, str] = field(default_factory=dict)  # number -> digest of its update
     sealed: bool = False  # nothing more is taken
     hopeless: set[int] = field(default_factory=set)  # whose update was refused for its numbers: it would be again
+    _selected: frozenset[int] = field(default=frozenset(), init=False, repr=False)
+
+    def selected(self, number: int) -> bool:
+        """Say whether a device is of the cohort, which may grow."""
+        if len(self._selected) != len(self.cohort):
+            self._selected = frozenset(self.cohort)
+        return number in self._selected
 
 
 @dataclass

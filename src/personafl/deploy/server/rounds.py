@@ -119,7 +119,7 @@ class Rounds(Members):
         going = self.open
         if going is None or going.sealed or number in going.hopeless or not self.here(number):
             return False
-        return number in going.cohort and number not in going.taken
+        return going.selected(number) and number not in going.taken
 
     def task(self, number: int, returning: bool) -> tuple[int, str, bytes] | None:
         """Return what a device has to do now: the round, the broadcast's digest and its bytes."""
@@ -144,7 +144,7 @@ class Rounds(Members):
             raise Refused(Code.WRONG_ROUND, f"round {update.round + 1} is not open")
         if number in going.taken:
             raise Refused(Code.DUPLICATE, f"another update of {member.name} was accepted in this round")
-        if number not in going.cohort:
+        if not going.selected(number):
             raise Refused(Code.NOT_SELECTED, f"{member.name} is not selected in round {update.round + 1}")
         if update.model != going.model:
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
@@ -193,7 +193,7 @@ class Rounds(Members):
     def complete(self) -> bool:
         """Whether the open round has all updates that it waits for."""
         going = self._open
-        if going.sealed:
+        if going.sealed or len(going.taken) >= going.wanted:
             return True
         return len(going.taken) >= self._wanted or (not self._awaited and self.enough)
 
@@ -241,18 +241,16 @@ class Rounds(Members):
         return self._closed()
 
     def _joined(self) -> Reduced | None:
-        """Join the updates that were taken, by chunks as the simulator has them: the same order of sums."""
+        """Join the updates that were taken, one by one, in the order of a simulator that trains so."""
         joined: Reduced | None = None
         taken = np.array(sorted(self._open.taken), dtype=np.int64)
         kinds = self._server.roster.problem_of(taken)
         for which in np.unique(kinds).tolist():
-            members, like = taken[kinds == which], wire.dense(self._likes[which])
-            for clients in self._base.engines[which].chunks(members, np.zeros_like(members)):
-                files = [self._update_file(self._open.number, client) for client in clients.tolist()]
-                uploads = [
-                    wire.dense(wire.decode(self._kept(*pair), like)) for pair in zip(files, clients, strict=True)
-                ]
-                joined = self._server.join(joined, tree.stack(uploads), clients)
+            like = wire.dense(self._likes[which])
+            for client in taken[kinds == which].reshape(-1, 1):
+                data = self._kept(self._update_file(self._open.number, int(client[0])), int(client[0]))
+                upload = tree.map(lambda leaf: leaf.unsqueeze(0), wire.dense(wire.decode(data, like)))
+                joined = self._server.join(joined, upload, client)
         return joined
 
     def _kept(self, file: Path, client: int) -> bytes:

@@ -16,7 +16,7 @@ from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Message, Part, Payload, Refused, Said
 from personafl.deploy.server.history import Closed, check_admitted
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
+from personafl.deploy.server.service import LOST, PATIENCE, Bell, Event, Listener, Service, ServiceConfig
 from personafl.recipe.recipe import Recipe
 
 _AT_ONCE = 16  # updates on their way in, at their largest
@@ -48,6 +48,7 @@ class Server(Service):
         self._started: float | None = None  # when the first device was given the open round
         self._serials = {member.number: member.serial for member in rounds.members.values()}  # last shown, by number
         self._listed: frozenset[int] | None = None  # the revocations that the rounds know of
+        self._offered = Bell()  # for idle devices alone: every other change would wake all of them for nothing
 
     async def run(self) -> None:
         """Answer devices and go through the rounds."""
@@ -62,18 +63,20 @@ class Server(Service):
     async def _train(self) -> None:
         rounds = self._rounds
         if not rounds.begun:
-            await self._until(lambda: self._present() >= rounds.section.devices)
+            least = rounds.section.devices
+            await self._until(lambda: len(rounds.members) >= least and self._present() >= least)
             await self._begin()
+            self._offered.ring()
         while not rounds.finished:
             if rounds.open is None:
                 self._look_at_revocations()
                 await self._surely(rounds.open_next)
             self._started = None
-            self._notify()
+            self._offered.ring()
             await self._collect()
             self._tell(Event("closed", "", await self._close()))
         await self._surely(rounds.final)
-        self._notify()
+        self._offered.ring()
 
     async def _begin(self) -> None:
         await self._surely(self._rounds.begin)
@@ -92,7 +95,7 @@ class Server(Service):
             added = await self._surely(lambda: rounds.widen(alive))  # noqa: B023 - awaited at once
             self._tell(Event("extended", f"too few updates; {len(added)} more devices selected"))
             self._started = self._now()
-            self._notify()
+            self._offered.ring()
 
     def _over_or_stranded(self, deadline: float) -> bool:
         """Say whether the open round has all that it waits for, or others are to be selected for it."""
@@ -173,13 +176,14 @@ class Server(Service):
         before = await self._work(lambda: self._rounds.drop(message.name, undo=message.undo))
         self._tell(Event("readmitted" if message.undo else "dropped", message.name))
         self._notify()
+        self._offered.ring()
         return Said(messages.Dropped(before=before))
 
     async def _welcomed(self, number: int) -> Said:
         """Return the recipe; a device that has sent its sums is kept waiting for what all of them make."""
         rounds = self._rounds
         if rounds.sums_bytes and number in rounds.members:
-            await self._within(rounds.section.heartbeat, lambda: rounds.begun)
+            await self._offered.within(rounds.section.heartbeat, lambda: rounds.begun)
         if self._recipe[0] is not rounds.served:
             self._recipe = rounds.served, Payload(rounds.served.to_toml().encode())
         return Said(messages.Welcome(run=rounds.run), self._recipe[1])
@@ -187,7 +191,7 @@ class Server(Service):
     async def _pulled(self, number: int, message: messages.Pull) -> Said:
         """Return work, or the final model, or after a while nothing."""
         rounds = self._rounds
-        await self._within(rounds.section.heartbeat, lambda: self._ready(number))
+        await self._offered.within(rounds.section.heartbeat, lambda: self._ready(number))
         check_admitted(rounds.members[number])  # it may have been dropped meanwhile
         if rounds.finished and rounds.open is None:
             finished = messages.Finished(rounds=rounds.done, counted=rounds.counted(number))

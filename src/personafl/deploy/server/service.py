@@ -63,12 +63,31 @@ class Event:
 Listener = Callable[[Event], None]
 
 
+class Bell:
+    """Wakes all that wait for it to ring; who waits from now on waits for the next time."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake them."""
+        self._rung.set()
+        self._rung = asyncio.Event()
+
+    async def within(self, seconds: float, holds: Callable[[], bool]) -> None:
+        """Wait until something holds, which can begin to only when this rings, but no longer than so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not holds():
+                    await self._rung.wait()
+
+
 class Service:
     """A process whose peers call it by their number."""
 
     def __init__(self, config: ServiceConfig, journal: Journal, worker: ThreadPoolExecutor, listener: Listener) -> None:
         self._listening, self._journal, self._worker, self._tell = config, journal, worker, listener
-        self._changed = asyncio.Event()
+        self._changed = Bell()
         self._clock = Clock()
         self._seen: dict[int, float] = {}  # number -> when it last gave a sign of life
         self._refusals: Counter[str] = Counter()
@@ -128,8 +147,7 @@ class Service:
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; it is looked at when anything changes, and now and then."""
         while not holds():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _TICK)
+            await self._changed.within(_TICK, holds)
 
     async def _within(self, seconds: float, holds: Callable[[], bool]) -> None:
         """Wait until something holds, but no longer than this."""
@@ -138,9 +156,8 @@ class Service:
                 await self._until(holds)
 
     def _notify(self) -> None:
-        """Wake all that wait; who waits from now on waits for the next change."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Wake all that wait for a change."""
+        self._changed.ring()
 
     async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, task)
