@@ -46,6 +46,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda path: personafl.issue_certificates(path, ["printer"]), "printer"),
     (lambda path: personafl.issue_certificates(path / "none", ["server"]), "none"),
     (lambda path: personafl.ask_status("localhost:1", identity=path / "no.pem"), "no.pem"),
+    (lambda path: personafl.drop_device("localhost:1", "server", identity=path / "no.pem"), "is no device's"),
     (lambda path: personafl.run_server({"rounds": 1}, identity=path / "no.pem"), "no.pem|deploy"),
     (lambda path: personafl.reproduce("quped", size="large"), "size = 'large': give 'small' or 'paper'"),  # type: ignore[arg-type]
     (lambda path: personafl.reproduce("nobody"), "nobody"),

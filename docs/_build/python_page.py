@@ -19,7 +19,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Reports and listings": ("write_report", "watch_runs", "list_methods", "list_models", "list_datasets"),
     "Devices and servers": (
         *("deal", "make_authority", "issue_certificates", "revoke_certificates", "run_server", "run_coordinator"),
-        *("run_device", "ask_status", "write_flower_app", "wait_times"),
+        *("run_device", "ask_status", "drop_device", "write_flower_app", "wait_times"),
     ),
     "Papers": ("reproduce",),
     "Errors": ("PersonaError", "BadInput", "Failed", "Diverged", "Interrupted", "StorageFailed"),
@@ -43,6 +43,7 @@ COMMANDS = {
     "coordinator": "personafl.run_coordinator",
     "device": "personafl.run_device",
     "status": "personafl.ask_status",
+    "drop": "personafl.drop_device",
     "predict": "personafl.predict",
     "flower": "personafl.write_flower_app",
     "reproduce": "personafl.reproduce",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # isort: off
     from personafl.api.commands import deal, describe_data, describe_model, fit_device, list_datasets, list_methods
     from personafl.api.commands import list_models, make_plan, make_recipe, predict, run_sweep, wait_times, watch_runs
-    from personafl.api.deployment import ask_status, issue_certificates, make_authority, revoke_certificates
-    from personafl.api.deployment import run_coordinator, run_device, run_server
+    from personafl.api.deployment import ask_status, drop_device, issue_certificates, make_authority
+    from personafl.api.deployment import revoke_certificates, run_coordinator, run_device, run_server
     from personafl.flower.app import write_flower_app
     from personafl.api import RoundDone, write_report
     from personafl.api.result import Best, Comparison, Result
@@ -30,7 +30,7 @@ __all__ += ["Best", "Comparison", "FederatedData", "Recipe", "Result", "RoundDon
 __all__ += ["describe_data", "describe_model", "list_datasets", "list_methods", "list_models", "make_plan"]
 __all__ += ["Exported", "deal", "export", "fit_device", "load_model", "make_recipe", "wait_times", "watch_runs"]
 __all__ += ["ask_status", "issue_certificates", "make_authority", "reproduce", "revoke_certificates", "run_coordinator"]
-__all__ += ["run_device", "run_server", "write_flower_app", "write_report"]
+__all__ += ["drop_device", "run_device", "run_server", "write_flower_app", "write_report"]
 
 __version__ = "0.1.0"
 _HOMES = dict.fromkeys(_ERRORS, "errors") | dict.fromkeys(("Exported", "export"), "exports.export")

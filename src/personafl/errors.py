@@ -42,6 +42,11 @@ class StorageFailed(PersonaError):
     exit_code = 2
 
 
+def printable(text: str) -> str:
+    """Return text from elsewhere as one line: what could move a terminal's cursor, or end a line, is written out."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
 def did_you_mean(wrong: str, valid: Iterable[str]) -> str:
     """Return a remedy that names the nearest valid choices, or all of them when none is near."""
     choices = sorted(valid)

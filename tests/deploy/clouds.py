@@ -1,6 +1,6 @@
 """Clouds of real processes on loopback, made by forking, and evidence gathered with them.
 
-    python tests/deploy/clouds.py equal | kills | random | failpoints | down | small | delays
+    python tests/deploy/clouds.py equal | kills | random | failpoints | down | paused | small | delays
 
 `delays` plays the paper's experiment (§5.2) with SIMULATED device delays, in real time times a factor: before it asks
 for work a device sleeps for the recipe's arrival, before it trains for its steps. Prints one JSON line per result.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -330,6 +332,28 @@ def down(protocols: list[str]) -> Iterator[dict[str, Any]]:
         }
 
 
+def paused(seconds: float = 12.0) -> Iterator[dict[str, Any]]:
+    """Stop the coordinator (SIGSTOP) for longer than its time-out, and then a server: nobody is gone for that."""
+    recipe = cloud_recipe("fedbcd", 4, {"server_timeout": 5.0}, cloud={"servers": 2}, rounds=6)
+    with cluster(recipe, CloudCluster) as made:
+        made.start_all(_slowly(0.2))
+        for place, name in enumerate(("coordinator", "cloud-0")):
+            made.until(1 + place)
+            os.kill(made.living[name], signal.SIGSTOP)
+            time.sleep(seconds if name == "coordinator" else 2.0)
+            os.kill(made.living[name], signal.SIGCONT)
+        made.wait()
+        journal = made.journal("coordinator")
+        found = made.outcome()
+    yield {
+        "what": "paused",
+        "seconds": seconds,
+        "gone": [entry["server"] for entry in journal if entry["event"] == "gone"],
+        "mixed": [entry["members"] for entry in journal if entry["event"] == "mixed"],
+        "equal": found == played(recipe),
+    }
+
+
 def small() -> Iterator[dict[str, Any]]:
     """Do a little of each."""
     yield from equal(["fedbcd", "fedavg"])
@@ -463,6 +487,7 @@ if __name__ == "__main__":
         "random": lambda: at_random(range(*numbers or (100,))),
         "failpoints": lambda: failpoints(words or ["sync", "async"], *numbers),
         "down": lambda: down(words or ["sync", "async"]),
+        "paused": lambda: paused(*numbers),
         "small": small,
         "delays": lambda: delays(*numbers),
     }

@@ -12,9 +12,11 @@ from typing import Any
 from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.device import DeviceConfig, run_device
+from personafl.deploy.device.policy import Policy
 from personafl.deploy.net.identity import Identity, Revocations, identify
-from personafl.deploy.net.messages import Report, Said
-from personafl.deploy.net.transport import Channel, serve
+from personafl.deploy.net.listening import serve
+from personafl.deploy.net.messages import Message, Part, Report, Said
+from personafl.deploy.net.transport import Channel
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import ServerConfig, run_server
 from personafl.deploy.server.service import Event
@@ -63,13 +65,16 @@ class Loopback:
         if event.what == "listening":
             self.port = int(event.text.split()[1].strip(","))
 
-    async def device(self, name: str, profile: str | None = None, data: str | None = None) -> None:
+    async def device(
+        self, name: str, profile: str | None = None, data: str | None = None, policy: Policy | None = None
+    ) -> None:
         config = DeviceConfig(
             server=f"localhost:{self.port}",
             data=data or str(self.folder / "dealt" / f"{name}.safetensors"),
             state=self.folder / "devices" / name,
             files=self.files(name),
             profile=profile,
+            policy=policy or Policy(),
         )
         await run_device(config, lambda text: self.said.append(f"{name}: {text}"))
 
@@ -106,6 +111,7 @@ async def answering(
     cap: int = 2**22,
     budget: int = 2**24,
     refusals: list[Any] | None = None,
+    allowed: Callable[[Identity, Message, Part], int] | None = None,
     port: int = 0,
 ) -> AsyncIterator[int]:
     """Serve a handler, by default one that returns the payload and who sent it, at a port."""
@@ -119,7 +125,7 @@ async def answering(
         files,
         Revocations(folder / "revoked.pem", files.authority),
         handle or echo,
-        cap=lambda kind: cap,
+        allowed=allowed or (lambda identity, message, part: cap),
         budget=budget,
         on_refusal=lambda who, refused: None if refusals is None else refusals.append((who, refused.code)),
     )

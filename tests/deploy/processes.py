@@ -1,6 +1,6 @@
 """Servers and devices as real processes on loopback, made by forking, and evidence gathered with them.
 
-    python tests/deploy/processes.py equal | kills | failpoints | malformed | dropouts | load | canary
+    python tests/deploy/processes.py equal | kills | failpoints | malformed | dropouts | load | canary | bare
 
 Prints one JSON line per result. A forked child has torch and the data already, so it costs a fraction of a second; gRPC
 is imported in children only, for it does not survive a fork.
@@ -549,6 +549,39 @@ async def _hostile(made: Cluster, count: int, classes: Any, generated: Any, end:
     await line.close()
 
 
+def bare(connections: int = 1100, files: int = 256) -> Iterator[dict[str, Any]]:
+    """Open more connections that say nothing than the server may have files, and let a run begin and end meanwhile."""
+    import resource
+
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    began = time.monotonic()
+    with cluster(recipe_of("fedavg", 3, **KILLED)) as made:
+        made.start("server", few)
+        while "listening" not in made.log("server"):
+            made.reap()
+            assert "server" not in made.codes, made.log("server")
+            time.sleep(0.01)
+        flood, opened = [socket.create_connection(("localhost", made.port)) for _ in range(connections)], connections
+        for name in made.devices:
+            made.start(name)
+        most = 0
+        while made.living:
+            made.reap()
+            assert not any(made.codes.values()), (made.codes, made.log("server"))
+            if "server" in made.living:
+                most = max(most, len(os.listdir(f"/proc/{made.living['server']}/fd")))
+            with contextlib.suppress(OSError):  # whoever is hung up on comes again
+                flood.append(socket.create_connection(("localhost", made.port)))
+                flood.pop(0).close()
+                opened += 1
+            time.sleep(0.05)
+        closed = sum(entry["event"] == "closed" for entry in made.journal())
+    seconds = round(time.monotonic() - began, 1)
+    yield {"connections": opened, "files": files, "most_files": most, "rounds": closed, "seconds": seconds}
+
+
 def canary(methods: list[str]) -> Iterator[dict[str, Any]]:
     """Search the memory, the disk and the logs of a server, a process of its own, for data and personal parameters."""
     import subprocess
@@ -635,6 +668,7 @@ if __name__ == "__main__":
         "malformed": lambda: malformed(*numbers),
         "dropouts": lambda: dropouts(*numbers),
         "load": lambda: load(*numbers),
+        "bare": lambda: bare(*numbers),
         "canary": lambda: canary(rest or list(METHODS)),
     }
     for result in makers[what]():

@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from clouds import CloudCluster, cloud_recipe, played, waiting
 from deploy_harness import channel, identity_of
 
-from personafl.core import wire
+from personafl.core import tree, wire
 from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
-from personafl.deploy.net.messages import Announce, Beat, Code, Hello, Join, Proceed, Refused
-from personafl.deploy.net.transport import ask_status
-from personafl.deploy.server.agreement import fingerprint, sum_like
+from personafl.deploy.net.messages import Announce, Beat, Code, Hello, Join, Proceed, Refused, Said, digest_of
+from personafl.deploy.net.transport import Channel, ask_status
+from personafl.deploy.server import coordinator as coordinator_module
+from personafl.deploy.server import server as server_module
+from personafl.deploy.server.agreement import Sum, fingerprint, sum_like
 from personafl.deploy.server.cloudserver import CloudRounds, CloudServerConfig, run_cloud_server
 from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.coordinator import run_coordinator
+from personafl.deploy.server.limits import Limits
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import Event, ServiceConfig
 from personafl.errors import BadInput
@@ -365,3 +369,160 @@ def test_dealt_data_say_which_server_a_device_belongs_to(tmp_path: Path) -> None
     found = sorted(int(name) for names in recipe.cloud.members or () for name in names)
     assert found == list(range(7))
     assert sorted(map(len, recipe.cloud.members or ())) == [2, 2, 3]
+
+
+def summed(made: Coordination, value: float, weight: float = 10.0) -> bytes:
+    """Return a sum that a server may hand in, with all its numbers the same."""
+    total, _ = sum_like(made._base)[0]
+    return wire.encode(
+        Sum(tree.map(lambda leaf: torch.full_like(leaf, value), total), torch.tensor(weight, dtype=torch.float64))
+    )
+
+
+def refused_by(made: Coordination, message: Announce, payload: bytes) -> Code | None:
+    try:
+        made.announce(0, message, payload)
+    except Refused as refused:
+        assert not made.is_waiting(0)
+        return refused.code
+    return None
+
+
+@pytest.mark.parametrize(
+    ("value", "weight", "clients", "code"),
+    [
+        (1e30, 10.0, 2, Code.NORM_TOO_LARGE),
+        (1e300, 10.0, 2, Code.NORM_TOO_LARGE),
+        (float("inf"), 10.0, 2, Code.NOT_FINITE),
+        (1e300, 1e300, 2, Code.BAD_SAMPLES),
+        (1.0, 11.0, 2, Code.BAD_SAMPLES),  # than joined
+        (1.0, -1.0, 2, Code.BAD_SAMPLES),
+        (1.0, float("nan"), 2, Code.NOT_FINITE),
+        (1.0, 1e-300, 2, Code.NORM_TOO_LARGE),
+        (1.0, 10.0, 3, Code.BAD_SAMPLES),  # devices, of two
+        (1.0, 10.0, 2, None),
+    ],
+)
+def test_a_sum_is_bounded_as_updates_are(
+    value: float, weight: float, clients: int, code: Code | None, tmp_path: Path
+) -> None:
+    recipe, _ = deal(two("sync"), tmp_path / "dealt")
+    with joined(recipe, tmp_path / "run") as made:
+        assert refused_by(made, Announce(round=0, clients=clients), summed(made, value, weight)) is code
+
+
+def test_a_sum_of_devices_that_came_later_may_weigh_more_than_joined(tmp_path: Path) -> None:
+    """Without cloud.members nobody knows who comes; a device has max_samples at most."""
+    with joined(two("sync", deploy={"max_samples": 100}), tmp_path / "run") as made:
+        announce = Announce(round=0, clients=2)
+        assert refused_by(made, announce, summed(made, 1.0, 201.0)) is Code.BAD_SAMPLES
+        assert refused_by(made, announce, summed(made, 1.0, 200.0)) is None
+
+
+def test_what_a_server_joins_with_is_bounded_too(tmp_path: Path) -> None:
+    recipe, _ = deal(two("sync"), tmp_path / "dealt")
+    with Coordination(recipe, tmp_path / "run") as made:
+        for weight in (0, 2**52):
+            with pytest.raises(Refused) as caught:
+                made.join(0, Join(weight=weight, recipe=fingerprint(recipe)))
+            assert caught.value.code is Code.BAD_SAMPLES
+        assert not made.weights
+
+
+@pytest.mark.parametrize(("value", "code"), [(1e30, Code.NORM_TOO_LARGE), (1e5, Code.NORM_TOO_LARGE), (1.0, None)])
+def test_a_model_of_a_server_is_bounded_by_its_change(value: float, code: Code | None, tmp_path: Path) -> None:
+    recipe = two("async", deploy={"norm_bound": 1e4})
+    with joined(recipe, tmp_path / "run") as made:
+        far = tree.map(lambda leaf: leaf + value, made._models[0])
+        assert refused_by(made, Announce(round=0, clients=2), wire.encode(far)) is code
+
+
+def test_a_mix_that_would_not_be_finite_is_made_without_the_server_that_caused_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raised, and raised again at every start. Here all is taken, as if the bound were too large."""
+    monkeypatch.setattr(Limits, "check_sum", lambda *_: None)
+    recipe = two("sync", rounds=2)
+    announce = Announce(round=0, clients=2)
+    with joined(recipe, tmp_path / "run") as made:
+        made.announce(0, announce, summed(made, 1.0))
+        made.announce(1, announce, summed(made, 1e300))
+        assert made.done == 1
+        assert made.diverged == [(0, 1)]
+        state = made.following(0, 0).payload
+        assert made.following(1, 0).message == Proceed(start=1, mixed=0)
+    with joined(recipe, tmp_path / "other") as made:
+        made.announce(0, announce, summed(made, 1.0))
+        made.lose(1)
+        assert made.following(0, 0).payload == state
+    with Coordination(recipe, tmp_path / "run") as made:
+        assert made.done == 1
+        assert made.following(0, 0).payload == state
+        for server in range(2):  # nobody is left: the model stays as it is
+            made.announce(server, Announce(round=1, clients=2), summed(made, 1e300))
+        assert made.finished
+        assert made.diverged == [(1, 0), (1, 1)]
+        assert made.following(0, 1).payload == state
+    lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    assert [(line["round"], line["server"]) for line in lines if line["event"] == "diverged"] == [
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+
+
+def test_a_run_that_an_endless_sum_had_stopped_goes_on(tmp_path: Path) -> None:
+    """As version 0.1 left it: the sum was taken, and every start diverged."""
+    recipe = two("sync", rounds=1)
+    with joined(recipe, tmp_path / "run") as made:
+        made.announce(0, Announce(round=0, clients=2), summed(made, 1.0))
+        payload = summed(made, 1e300)
+        made._file(1, 0).write_bytes(payload)
+        made.journal.write("ready", server=1, round=0, digest=digest_of(payload), clients=2)
+    with Coordination(recipe, tmp_path / "run") as made:
+        assert made.finished
+        assert made.diverged == [(0, 1)]
+
+
+def test_a_server_does_not_take_just_anything_from_a_coordinator(tmp_path: Path) -> None:
+    recipe = two("sync", rounds=2)
+    pki.init(tmp_path / "pki")
+    with CloudRounds(recipe, tmp_path / "cloud-0", 0) as rounds:
+        rounds.enrol(identity_of(tmp_path / "pki", "device-0"), Hello(samples=5, input_shape=[1, 8, 8], classes=10))
+        good = wire.encode(rounds._serving().state)
+        endless = wire.encode(tree.map(lambda leaf: leaf / 0, rounds._serving().state))
+        for wrong in (b"no tensors", endless):
+            with pytest.raises(BadInput, match="--coordinator: sent a model that is not taken"):
+                rounds.begin(wrong)
+        rounds.begin(good)
+        rounds.open_next()
+        for message, payload in (
+            (Proceed(start=1, mixed=0), endless),
+            (Proceed(start=0, mixed=0), good),
+            (Proceed(start=3, mixed=0), good),
+        ):
+            with pytest.raises(BadInput, match="--coordinator: s"):
+                rounds.proceed(Said(message, payload))
+        assert rounds.done == 0
+
+
+def test_a_coordinator_and_servers_that_start_again_at_the_end_know_who_is_done(tmp_path: Path) -> None:
+    """They waited for those who had left, 30 seconds and longer."""
+    made = CloudCluster(two("sync", rounds=1), tmp_path)
+
+    async def whole() -> None:
+        running = []
+        for name in ("coordinator", *made.servers):
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            running.append(asyncio.create_task(made.role(name, events.put_nowait)))
+            assert (await events.get()).what == "listening"
+        await asyncio.gather(*running, *(made.role(name, print) for name in made.devices))
+
+    asyncio.run(whole())
+    assert sorted(entry["server"] for entry in made.journal("coordinator") if entry["event"] == "left") == [0, 1]
+    with pytest.MonkeyPatch.context() as patched:  # who is waited for now is waited for without end
+        for module in (coordinator_module, server_module):
+            patched.setattr(module, "PATIENCE", 1e6)
+        patched.setattr(Channel, "ask", None)
+        for name in ("coordinator", "cloud-0"):
+            asyncio.run(made.role(name, print))

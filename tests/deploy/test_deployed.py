@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -399,7 +400,7 @@ def test_a_state_of_another_run_is_not_used(tmp_path: Path) -> None:
     assert again.pending is not None
     assert (again.pending.update, again.entry) == (b"update", None)
     again.accepted()
-    assert DeviceState(tmp_path, "one", 3).get(3)["v"].tolist() == [1, 1]
+    assert DeviceState(tmp_path, "one", 3).entry["v"].tolist() == [1, 1]  # type: ignore[index]
 
 
 def test_a_device_trains_in_its_own_process(tmp_path: Path) -> None:
@@ -413,7 +414,7 @@ def test_only_what_is_installed_runs_on_a_device(tmp_path: Path) -> None:
     """A recipe that names code of its own is refused by server and device."""
     for change in ({"method": {"name": "os:system"}}, {"model": {"name": "builtins:exec"}}):
         with pytest.raises(BadInput, match="a device runs only"):
-            training._built(_named(change), _own(tmp_path), 0, None)
+            training._built(_named(change), _own(tmp_path), None)
         with pytest.raises(BadInput, match="a device runs only"):  # nor does a server wait for it
             deployable(_named(change))
 
@@ -449,8 +450,8 @@ def test_a_data_set_of_the_devices_own_is_used_as_it_is(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=dice.random((90, 1, 8, 8), dtype=np.float32), y=np.arange(90) % 4)
     recipe = recipe_of("fedavg", 3)
     own = load_own(str(tmp_path / "mine.npz"), 2, recipe)
-    assert own.data.seen.tolist() == [2]
-    sizes = [int(own.data.rows(split).sizes[2]) for split in ("train", "validation", "test")]
+    assert own.data.drawing(own.data.seen).tolist() == [2]
+    sizes = [int(own.data.rows(split).sizes[0]) for split in ("train", "validation", "test")]
     assert sum(sizes) == 90
     assert min(sizes) > 0
     np.savez(tmp_path / "other.npz", x=dice.random((90, 1, 9, 9), dtype=np.float32), y=np.arange(90) % 4)
@@ -503,3 +504,28 @@ def test_neither_data_nor_personal_parameters_leave_a_device(
     said = "".join([str(event) for event in made.events] + made.said).encode()
     for haystack in (*traffic, *disk, said):
         assert not any(secret in haystack for secret in secrets)
+
+
+def test_numbers_of_devices_may_be_large_and_cost_no_memory(tmp_path: Path) -> None:
+    """A date, and the largest that there is: arrays have a place for each device, not for each number."""
+    recipe = recipe_of("ditto", 2, rounds=2)
+    numbers = [20260131, 2**31 - 1]
+
+    async def whole() -> tuple[Rounds, int]:
+        async with loopback(recipe, tmp_path) as (made, server):
+            tracemalloc.start()
+            dealt = [str(tmp_path / "dealt" / f"{name}.safetensors") for name in made.names]
+            devices = zip(numbers, dealt, strict=True)
+            await asyncio.gather(*(made.device(f"device-{number}", data=data) for number, data in devices))
+            rounds = await server
+            return rounds, tracemalloc.get_traced_memory()[1]
+
+    try:
+        rounds, peak = asyncio.run(whole())
+    finally:
+        tracemalloc.stop()
+    assert rounds.last is not None
+    assert rounds.last.taken == tuple(numbers)
+    assert peak < 2**26
+    for number in numbers:
+        assert card_of(tmp_path / "devices" / f"device-{number}" / "model.safetensors").client == str(number)

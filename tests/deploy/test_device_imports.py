@@ -17,8 +17,9 @@ from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.server.opening import open_federation
 
-# And what names of classes, moments of inputs and default networks took since; then checksums, and states before.
-HALF = 20_587 // 2 + 200 + 300
+# And what names of classes, moments of inputs and default networks took since; then checksums, states to go back to,
+# policies and renewed certificates.
+HALF = 20_587 // 2 + 1_150
 # A server's rooms, what only a simulation needs, what people look at, and where data come from that were not dealt.
 ABSENT = (
     *("deploy.server", "deploy.device.dealing", "deploy.pki", "flower", "cluster", "runs.build", "runs.job", "api"),

@@ -48,8 +48,10 @@ def test_a_certificate_of_another_authority_is_refused(authority: Path, tmp_path
 
 
 def test_an_expired_certificate_is_refused(authority: Path) -> None:
-    with pytest.raises(Unreachable):
+    with pytest.raises(Refused) as caught:  # by TLS; its holder is told why by its own side
         asked(authority, pki.issue(authority, "device-7", lifetime=timedelta(days=-1)))
+    assert caught.value.code is Code.EXPIRED
+    assert "device-7 ended on" in caught.value.text
 
 
 def test_a_revoked_certificate_is_refused_by_name_on_a_connection_that_is_open(authority: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from personafl.deploy.net.messages import (
     Code,
     Message,
     Part,
+    Payload,
     Pull,
     Refused,
     Said,
@@ -41,7 +43,7 @@ async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
 
 
 def received(pieces: list[bytes], partials: Partials | None = None, cap: int = 2**23) -> tuple[Message, bytes]:
-    message, _, payload = asyncio.run(receive(_each(pieces), "device-1", partials or Partials(2**30), lambda _: cap))
+    message, _, payload = asyncio.run(receive(_each(pieces), "device-1", partials or Partials(2**30), lambda *_: cap))
     return message, payload
 
 
@@ -110,7 +112,7 @@ def test_a_payload_is_refused_by_its_announced_size_before_it_is_read() -> None:
         raise AssertionError("was read")
 
     with pytest.raises(Refused) as caught:
-        asyncio.run(receive(endless(), "device-1", Partials(2**50), lambda _: 2**20))
+        asyncio.run(receive(endless(), "device-1", Partials(2**50), lambda *_: 2**20))
     assert caught.value.code is Code.TOO_LARGE
 
 
@@ -136,26 +138,140 @@ def test_a_broken_transfer_goes_on_where_it_broke() -> None:
     assert partials.held == 0
 
 
-def test_all_payloads_together_fit_a_budget_and_idle_ones_give_way() -> None:
+class Sender:
+    """A peer that sends a payload over a connection that stays open."""
+
+    def __init__(self, partials: Partials, peer: str, payload: bytes, offset: int = 0) -> None:
+        self._frames = frames(Said(GOOD, payload), offset=offset)
+        self._wire: asyncio.Queue[bytes] = asyncio.Queue()
+        self._wire.put_nowait(next(self._frames))
+        self.call = asyncio.create_task(receive(self._arriving(), peer, partials, lambda *_: 2**30))
+
+    async def _arriving(self) -> AsyncIterator[bytes]:
+        while piece := await self._wire.get():
+            yield piece
+
+    async def say(self, piece: bytes) -> None:
+        """Send something; nothing: that was all."""
+        self._wire.put_nowait(piece)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def code(self) -> Code:
+        with pytest.raises(Refused) as caught:
+            await self.call
+        return caught.value.code
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let the clock of an event loop go on at once."""
+    passed = [0.0]
+    time = asyncio.BaseEventLoop.time
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: time(loop) + passed[0])
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+
+    return wait
+
+
+def test_all_payloads_together_fit_a_budget(hours: Callable[[float], None]) -> None:
+    async def many() -> None:
+        partials = Partials(1000)
+        first = Sender(partials, "device-1", bytes(800))
+        await first.say(bytes(400))
+        assert await Sender(partials, "device-2", bytes(300)).code() is Code.BUSY  # the first may have its time
+        assert partials.held == 800
+        await first.say(bytes(400))
+        await first.say(b"")
+        assert (await first.call)[2] == bytes(800)
+        assert partials.held == 0
+
+    asyncio.run(many())
+
+
+def test_sixteen_that_send_a_byte_now_and_then_give_way_to_others(hours: Callable[[float], None]) -> None:
+    async def many() -> None:
+        partials = Partials(1600)
+        slow = [Sender(partials, f"device-{number}", bytes(100)) for number in range(16)]
+        for sender in slow:
+            await sender.say(bytes(1 if sender is slow[3] else 2))
+        for number in range(16, 20):
+            assert await Sender(partials, f"device-{number}", bytes(100)).code() is Code.BUSY
+        hours(10.0)
+        honest = Sender(partials, "device-99", bytes(100))
+        await honest.say(bytes(100))
+        await honest.say(b"")
+        assert (await honest.call)[2] == bytes(100)
+        assert await slow[3].code() is Code.BUSY  # the slowest
+        assert partials.size("device-3", digest_of(bytes(100))) == 1  # and what came of it is kept
+        Sender(partials, "device-98", bytes(100))
+        assert await Sender(partials, "device-3", bytes(100), offset=1).code() is Code.BUSY  # it drives nobody away
+        await slow[4].say(bytes(98))
+        await slow[4].say(b"")
+        await slow[4].call
+        again = Sender(partials, "device-3", bytes(100), offset=1)  # and goes on when there is room
+        await again.say(bytes(99))
+        await again.say(b"")
+        assert (await again.call)[2] == bytes(100)
+
+    asyncio.run(many())
+
+
+def test_what_is_kept_of_broken_transfers_fits_as_much_again() -> None:
     partials = Partials(1000)
-    first = partials.begin("device-1", Part(size=800, digest="1" * 64, offset=0))
-    with pytest.raises(Refused) as caught:
-        partials.begin("device-2", Part(size=300, digest="2" * 64, offset=0))
-    assert caught.value.code is Code.BUSY
-    with pytest.raises(Refused):  # the same peer, on a second connection
-        partials.begin("device-1", Part(size=800, digest="1" * 64, offset=0))
-    first.busy = False
-    partials.begin("device-2", Part(size=300, digest="2" * 64, offset=0))
-    assert partials.held == 300
+    for number in range(5):
+        whole = list(frames(Said(GOOD, bytes(400))))
+        with pytest.raises(Refused):
+            asyncio.run(receive(_each([whole[0], bytes(300)]), f"device-{number}", partials, lambda *_: 2**20))
+    assert partials.held == 900
+    assert [partials.newest(f"device-{number}") is not None for number in range(5)] == [False, False, True, True, True]
+
+
+def test_the_newest_connection_of_a_peer_takes_the_place_of_its_older_one() -> None:
+    """A connection whose other end has gone may seem to be there for minutes."""
+
+    async def moved() -> None:
+        partials, payload = Partials(1000), bytes(range(200)) * 4
+        old = Sender(partials, "device-1", payload)
+        await old.say(payload[:300])
+        assert partials.size("device-1", digest_of(payload)) == 300
+        new = Sender(partials, "device-1", payload, offset=300)
+        assert await old.code() is Code.BUSY
+        await new.say(payload[300:])
+        await new.say(b"")
+        assert (await new.call)[2] == payload
+        assert partials.held == 0
+
+    asyncio.run(moved())
+
+
+def test_a_payload_is_hashed_once_however_often_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from personafl.deploy.net import messages
+
+    hashed: list[int] = []
+
+    def counting(data: bytes) -> Any:
+        hashed.append(len(data))
+        return sha256(data)
+
+    monkeypatch.setattr(messages, "sha256", counting)
+    payload = Payload(bytes(5000))
+    sent = [list(frames(Said(Task(round=0, model=DIGEST), payload))) for _ in range(3)]
+    assert hashed == [5000]
+    _, arrived = received(sent[2])
+    assert digest_of(arrived) == digest_of(payload)
+    assert hashed == [5000]  # nor is what has arrived: it was hashed on its way
 
 
 def test_an_answer_that_breaks_off_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is cut in the middle of a reply of 5 MB; the second try sends only the rest."""
     pki.init(tmp_path / "pki")
     payload, sent = bytes(range(256)) * (5 * CHUNK // 256), []
-    from personafl.deploy.net import transport
+    from personafl.deploy.net import listening
 
-    original = transport.frames
+    original = listening.frames
 
     def breaking(said: Said, have: Part | None = None, offset: int = 0) -> Any:
         for place, frame in enumerate(original(said, have, offset)):
@@ -166,7 +282,7 @@ def test_an_answer_that_breaks_off_is_continued(tmp_path: Path, monkeypatch: pyt
             yield frame
             assert place < 10
 
-    monkeypatch.setattr(transport, "frames", breaking)
+    monkeypatch.setattr(listening, "frames", breaking)
 
     async def handle(identity: Any, said: Said) -> Said:
         return Said(Task(round=0, model=DIGEST), payload)

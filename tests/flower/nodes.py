@@ -36,6 +36,7 @@ class Node:
     change: Change = as_it_is
     key: bytes = b"key"
     activated: str = "1"
+    policy: Path | None = None
     asked: list[str] = field(default_factory=list)  # kinds of messages that came
 
 
@@ -82,6 +83,7 @@ class Nodes(Grid):
         node = self.nodes[message.metadata.dst_node_id]
         node.asked.append(message.metadata.message_type)
         config = {"client": node.number, "data": str(node.data), "state": str(node.state), "partition-id": 3}
+        config |= {} if node.policy is None else {"policy": str(node.policy)}
         try:
             answer = self.app(message, Context(1, message.metadata.dst_node_id, config, RecordDict(), {}))
         except Exception as error:  # as a SuperNode does

@@ -71,6 +71,22 @@ def test_nodes_give_the_simulators_bits(method: str, tmp_path: Path) -> None:
     assert [node.asked for node in made.nodes.values()] == [["query", "train", "train", "train", "query.finish"]] * 3
 
 
+def test_a_node_refuses_what_its_policy_does_not_agree_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its answer is an error, which Flower hands on: nothing of its data is in it, and no state is made."""
+    made = Nodes(recipe_of("fedavg", 2, {"devices": 1}, rounds=1), tmp_path)
+    strict = made.nodes[100]
+    strict.policy = tmp_path / "policy.toml"
+    strict.policy.write_text("least_batch = 64\n")
+    made.serve()
+    assert closed(made.out) == [[made.nodes[101].number]]
+    assert (
+        f"{strict.policy}: least_batch = 64: the recipe of the ServerApp makes a step from 16"
+        in capsys.readouterr().out
+    )
+    assert not list(strict.state.rglob("*.safetensors"))
+    assert set(strict.asked) == {"query"}
+
+
 def test_so_they_do_with_cohorts_and_networks_of_their_own(tmp_path: Path) -> None:
     profiles = [
         {"name": "small", "clients": ["0"], "bits": 2, "model": {"name": "mlp", "hidden": [6, 6]}},

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from personafl.api.deployment import (
         ask_status,
+        drop_device,
         issue_certificates,
         make_authority,
         revoke_certificates,
@@ -52,8 +53,8 @@ _HOMES = {
         *("make_plan", "make_recipe", "predict", "run_sweep", "wait_times", "watch_runs", "write_report"),
     ),
     "personafl.api.deployment": (
-        *("ask_status", "issue_certificates", "make_authority", "revoke_certificates", "run_coordinator"),
-        *("run_device", "run_server"),
+        *("ask_status", "drop_device", "issue_certificates", "make_authority", "revoke_certificates"),
+        *("run_coordinator", "run_device", "run_server"),
     ),
     "personafl.api.directories": ("FailedRun", "failed_in", "notes_of", "recipe_of", "warnings_of"),
     "personafl.api.progress": ("Listeners", "RoundDone"),
@@ -76,6 +77,7 @@ __all__ = [
     "deal",
     "describe_data",
     "describe_model",
+    "drop_device",
     "failed_in",
     "finished_in",
     "fit_device",

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from personafl.errors import BadInput
+from personafl.errors import BadInput, printable
 
 if TYPE_CHECKING:
     from personafl.api.calls import RecipeLike
@@ -119,19 +119,25 @@ def run_device(
     identity: str | Path,
     state: str | Path,
     profile: str | None = None,
+    policy: str | Path | None = None,
     tell: Tell | None = None,
 ) -> None:
     """Take part as a device: train on one's own data, send what the method declares, keep the rest in `state`.
 
     `data` is a file that `deal` wrote, or a data set of the device's own; `predict(state, …)` then uses its model.
+    `policy` is a file that says what the device agrees to; a recipe that asks for more is refused.
     """
     check_extra()
     from personafl.deploy.device import device
+    from personafl.deploy.device.policy import Policy
     from personafl.deploy.net.identity import Files
 
     files = Files.beside(Path(identity))
-    config = device.DeviceConfig(server=server, data=str(data), state=Path(state), files=files, profile=profile)
-    asyncio.run(device.run_device(config, tell or _unheard))
+    agreed = Policy() if policy is None else Policy.read(Path(policy))
+    config = device.DeviceConfig(
+        server=server, data=str(data), state=Path(state), files=files, profile=profile, policy=agreed
+    )
+    asyncio.run(device.run_device(config, _heard(tell)))
 
 
 def ask_status(server: str, *, identity: str | Path) -> dict[str, Any]:
@@ -141,6 +147,20 @@ def ask_status(server: str, *, identity: str | Path) -> dict[str, Any]:
     from personafl.deploy.net.identity import Files
 
     return asyncio.run(transport.ask_status(server, Files.beside(Path(identity))))
+
+
+def drop_device(server: str, name: str, *, identity: str | Path, undo: bool = False) -> bool:
+    """Have a server leave a device out from now on, or with `undo` let it in again; return whether it was so before.
+
+    `identity` is a coordinator's certificate.
+    """
+    check_extra()
+    from personafl.deploy.net.identity import Files, role_of
+    from personafl.deploy.net.operating import ask_drop
+
+    if role_of(name) != "device":
+        raise BadInput(f"name {name!r}: is no device's; give one that personafl status lists, such as device-7")
+    return asyncio.run(ask_drop(server, Files.beside(Path(identity)), name, undo=undo))
 
 
 def check_extra(*packages: tuple[str, str, str]) -> None:
@@ -169,7 +189,7 @@ def _listening(
 
 
 def _heard(tell: Tell | None) -> Callable[[Any], None]:
-    return _unheard if tell is None else lambda event: tell(str(event))
+    return _unheard if tell is None else lambda event: tell(printable(str(event)))
 
 
 def _unheard(said: Any) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from personafl import __version__
 from personafl.cli import data, deploy, listings, models, reports, reproduce, runs, sweep
 from personafl.cli.console import err, out
-from personafl.errors import BadInput, Interrupted, PersonaError
+from personafl.errors import BadInput, Interrupted, PersonaError, printable
 from personafl.system import check_system
 
 __all__ = ["app", "main"]
@@ -37,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "coordinator": deploy.coordinator,
     "device": deploy.device,
     "status": deploy.status,
+    "drop": deploy.drop,
     "predict": deploy.predict,
     "flower": deploy.flower,
     "reproduce": reproduce.reproduce,
@@ -120,5 +121,5 @@ def _spelled_out(words: list[str]) -> list[str]:
 
 def _fail(message: str, code: int) -> NoReturn:
     kind = "" if code == Interrupted.exit_code else "error: "
-    err.print(Text.assemble((kind, "bold red"), " ".join(message.split())), soft_wrap=True)
+    err.print(Text.assemble((kind, "bold red"), printable(" ".join(message.split()))), soft_wrap=True)
     sys.exit(code)

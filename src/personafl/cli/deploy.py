@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from personafl.cli.console import err, out, say
 from personafl.cli.options import Json, parsed
+from personafl.errors import printable
 
 if TYPE_CHECKING:
     pass
@@ -123,6 +125,9 @@ def device(
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Which of the recipe's devices this is, if it has any.")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="What this device agrees to; all else is refused.")
+    ] = None,
 ) -> None:
     """Take part as a device: train on one's own data, send what the method declares, keep the rest."""
     from personafl.api.deployment import run_device
@@ -130,7 +135,20 @@ def device(
     def tell(text: str) -> None:
         say(f"{identity.stem}: {text}")
 
-    run_device(server, data=data, identity=identity, state=state, profile=profile, tell=tell)
+    run_device(server, data=data, identity=identity, state=state, profile=profile, policy=policy, tell=tell)
+
+
+def drop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the device, as in its certificate: device-7.")],
+    server: Server,
+    identity: Identity,
+    undo: Annotated[bool, typer.Option("--undo", metavar="", help="Let it in again.")] = False,
+) -> None:
+    """Leave a device out of a run from now on: it is not selected, not waited for, and what it sends is refused."""
+    from personafl.api.deployment import drop_device
+
+    before = drop_device(server, name, identity=identity, undo=undo)
+    say(f"{name}: {'was ' if before else ''}{'let in again' if undo else 'dropped'}{' before' if before else ''}")
 
 
 def status(server: Server, identity: Identity, as_json: Json = False) -> None:
@@ -146,32 +164,33 @@ def status(server: Server, identity: Identity, as_json: Json = False) -> None:
     else:
         _say_devices(report)
     for code, count in report["refused"].items():
-        say(f"refused {code}: {count}")
+        say(printable(f"refused {code}: {count}"))
 
 
 def _say_servers(report: dict[str, Any]) -> None:
     state = "finished" if report["finished"] else f"waits for {report['first']} of {len(report['servers'])} servers"
-    say(
-        f"{report['name']} ({report['method']}, {report['protocol']}): {state}, "
-        f"{report['done']} of {report['rounds']} rounds done"
-    )
+    what = printable(f"{report['name']} ({report['method']}, {report['protocol']})")
+    say(f"{what}: {state}, {report['done']} of {report['rounds']} rounds done")
     table = Table("server", "version", "mixes", "staleness", "alone", "", box=None, header_style="bold")
     for row in report["servers"]:
         now = "gone" if row["gone"] else "not joined" if not row["joined"] else "ready" if row["ready"] else "training"
         stale = "" if row["staleness"] is None else str(row["staleness"])
-        table.add_row(row["name"], str(row["version"]), str(row["mixes"]), stale, str(row["alone"]), now)
+        table.add_row(
+            Text(printable(row["name"])), str(row["version"]), str(row["mixes"]), stale, str(row["alone"]), now
+        )
     out.print(table)
 
 
 def _say_devices(report: dict[str, Any]) -> None:
     state = "finished" if report["finished"] else "training" if report["open"] else "waiting for devices"
-    say(f"{report['name']} ({report['method']}): {state}, {report['done']} of {report['rounds']} rounds done")
+    what = printable(f"{report['name']} ({report['method']})")
+    say(f"{what}: {state}, {report['done']} of {report['rounds']} rounds done")
     if going := report["open"]:
         say(f"round {going['round'] + 1}: {len(going['taken'])} of {len(going['selected'])} updates")
     table = Table("device", "number", "samples", "", box=None, header_style="bold")
     for row in report["devices"]:
-        now = "left" if row["left"] else "alive" if row["alive"] else "silent"
-        table.add_row(row["name"], str(row["number"]), str(row["samples"]), now)
+        now = next((state for state in ("dropped", "revoked", "left", "alive") if row[state]), "silent")
+        table.add_row(Text(printable(row["name"])), str(row["number"]), str(row["samples"]), now)
     out.print(table)
 
 
@@ -212,6 +231,7 @@ def predict(
             out_path.write_text(found.to_csv(probabilities))
         say(f"predictions: {out_path}")
     else:
-        print(found.to_csv(probabilities).rstrip() if probabilities else "\n".join(found.named))
+        lines = found.to_csv(probabilities).rstrip().split("\n") if probabilities else found.named
+        print("\n".join(map(printable, lines)))
     if value is not None and not as_json:
         err.print(f"{score}: {value:.4f} on {len(found.outputs)} samples")

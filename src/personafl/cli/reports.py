@@ -69,6 +69,7 @@ def clients(
 ) -> None:
     """Write the results of every client, of one or many runs, as one table for other programs."""
     from personafl import api
+    from personafl.storage.csvtext import cell
     from personafl.storage.files import atomic_write
 
     _check_table(out_path)
@@ -78,10 +79,10 @@ def clients(
     for run in [run for path in paths for run in api.failed_in(path)]:
         note(f"left out: {run}")
     if out_path is None:
-        print(table.to_csv(index=False), end="")
+        print(table.map(cell).to_csv(index=False), end="")
         return
     parquet = out_path.suffix == ".parquet"
-    atomic_write(out_path, table.to_parquet(index=False) if parquet else table.to_csv(index=False).encode())
+    atomic_write(out_path, table.to_parquet(index=False) if parquet else table.map(cell).to_csv(index=False).encode())
     note(f"{len(table)} lines: {out_path}")
 
 

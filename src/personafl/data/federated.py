@@ -152,6 +152,7 @@ class FederatedData:
     moments: Moments | None = None  # by which x was normalised; None: it was not
     scale: Moments | None = None  # by which the targets of a regression were; None: they were not
     augment: Augment = UNCHANGED  # what training does to x, each time it sees it
+    numbers: Rows | None = None  # [clients] from which each one's random draws come; None: from its place
     window: Window | None = None  # where samples are brought to be computed with; None: x and y are there
 
     @property
@@ -168,6 +169,10 @@ class FederatedData:
     def clients(self) -> int:
         """The number of clients, seen and unseen."""
         return len(self.train)
+
+    def drawing(self, clients: Clients) -> Clients:
+        """Return the numbers from which the random draws of some clients come."""
+        return clients if self.numbers is None else self.numbers[clients]
 
     @functools.cached_property
     def shape(self) -> DataShape:

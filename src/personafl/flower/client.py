@@ -18,6 +18,7 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from personafl.deploy.device.policy import Policy
 from personafl.deploy.device.serving import keep_best
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.device.training import LocalClient
@@ -37,6 +38,7 @@ class _NodeConfig(BaseModel):
     data: str
     state: Path
     profile: str | None = None
+    policy: Path | None = None  # what it agrees to, as `personafl device --policy`
 
     @classmethod
     def read(cls, values: Mapping[str, object]) -> _NodeConfig:
@@ -76,11 +78,12 @@ def _ready(node: _NodeConfig, run: str, text: bytes) -> tuple[LocalClient, Path]
     if len(text) > _RECIPE_BYTES:
         raise Refused(Code.TOO_LARGE, f"a recipe may have {_RECIPE_BYTES} bytes")
     folder, whose = node.state.expanduser() / run, "the recipe of the ServerApp"
-    return LocalClient.opened(text, whose, node.data, node.client, node.profile, folder, run), folder
+    policy = Policy() if node.policy is None else Policy.read(node.policy.expanduser())
+    return LocalClient.opened(text, whose, node.data, node.client, node.profile, folder, run, policy), folder
 
 
 def _joined(client: LocalClient) -> Said:
-    known, pending = client.number in client.state, client.state.pending
+    known, pending = client.state.known, client.state.pending
     waiting = pending.round if pending is not None and pending.state else None
     return Said(Present(number=client.number, returning=known, pending=waiting, **client.hello))
 
@@ -112,7 +115,7 @@ def _kept(client: LocalClient, folder: Path, broadcast: bytes) -> Said:
     if not client.state.finished:
         _check_size(client, broadcast)
         client.receive(broadcast)
-        kept = keep_best(client, folder)
+        kept = client.guard.run(lambda: keep_best(client, folder), "choosing a model")
         client.state.finish()
         print(f"client {client.number} keeps its {kept.name} model in {kept.file}", flush=True)
     return Said(Left())

@@ -6,6 +6,7 @@ is that of `personafl server`, so a run that was stopped goes on where it was wh
 """
 
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from flwr.serverapp import Grid, ServerApp
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Finished, Left, Refused, Said, Task
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.service import Event
-from personafl.errors import BadInput
+from personafl.deploy.server.service import MOST_REFUSALS, Event
+from personafl.errors import BadInput, printable
 from personafl.flower.messages import Call, Fate, Present, Trained, pack, unpack
 from personafl.recipe.recipe import Recipe
 
@@ -73,6 +74,7 @@ class _Server:
         self._final: Said | None = None
         self._told: set[int] = set()  # numbers of those that have their final model
         self._looked = -math.inf
+        self._refused = 0  # answers
 
     def run(self) -> None:
         """Go through the rounds, and let every node keep its model."""
@@ -91,10 +93,10 @@ class _Server:
     def _collect(self) -> None:
         """Wait until the open round can close; what comes later is not looked for."""
         rounds = self._rounds
-        while True:
+        for waited in itertools.count(1):
             self._until(lambda: rounds.complete, rounds.section.deadline)
             self._asked = {id_: asked for id_, asked in self._asked.items() if asked.round is None}
-            if rounds.complete or rounds.enough:
+            if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
                 return
             added = rounds.widen(set(self._nodes))
             self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more nodes selected"))
@@ -222,10 +224,12 @@ class _Server:
     def _put_aside(self, asked: _Asked, code: str, text: str) -> None:
         """Note what went wrong with a node, and leave it alone for a while; then it is invited again."""
         who = f"node-{asked.node}" if asked.number is None else f"client-{asked.number}"
-        self._rounds.journal.write("refused", durable=False, who=who, code=code, text=text[:200])
-        self._tell(Event("refused", f"{who}: {code}: {text}"))
+        self._refused += 1
+        if self._refused <= MOST_REFUSALS:
+            self._rounds.journal.write("refused", durable=False, who=who, code=code, text=text[:200])
+            self._tell(Event("refused", f"{who}: {code}: {text[:200]}"))
         self._forget(asked.node)
         self._paused[asked.node] = time.monotonic() + _PAUSE
 
     def _tell(self, event: Event) -> None:
-        print(event, flush=True)
+        print(printable(str(event)), flush=True)

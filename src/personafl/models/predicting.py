@@ -1,7 +1,5 @@
 """What a network says of samples: classes by name, sets of labels, or numbers; and how probable each is."""
 
-import csv
-import io
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from personafl.core.reading import Reading
 from personafl.core.shape import DataShape, TaskName
 from personafl.errors import BadInput
+from personafl.storage.csvtext import csv_text
 
 _BATCH = 1024
 SUPPORTED = ("classification", "regression", "multilabel")
@@ -73,11 +72,7 @@ class Predictions:
         if probabilities:
             columns += [f"probability {name}" for name in self.names]
             rows = [[*row, *own] for row, own in zip(rows, self.probabilities.tolist(), strict=True)]
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["sample", *columns])
-        writer.writerows([number, *row] for number, row in enumerate(rows))
-        return text.getvalue()
+        return csv_text([["sample", *columns], *([number, *row] for number, row in enumerate(rows))])
 
 
 def output_names(shape: DataShape, reading: Reading) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +27,7 @@ from personafl.recipe.federation import FederationSection
 from personafl.recipe.method import MethodSection, PretrainSection, build_method
 from personafl.recipe.sweep import SweepSection, check_sweep
 from personafl.recipe.training import TrainingSection
-from personafl.recipe.values import merged, nested, plain, put, read_toml, without_none
+from personafl.recipe.values import digests_of, merged, nested, plain, put, read_toml, without_none
 
 _WHOLE = ("name", "label", "seed", "data", "compare", "sweep", "deploy")  # keys that no one run can change
 
@@ -213,6 +214,10 @@ class Recipe(Strict):
     def evaluate_every(self) -> int:
         """Return the rounds between two scorings, 0 for none before the end."""
         return max(1, self.rounds // 10) if self.evaluation.every == "auto" else self.evaluation.every
+
+    def digest(self) -> str:
+        """Return the SHA-256 that names the recipe, for devices whose policy takes this one alone."""
+        return digests_of(tomllib.loads(self.to_toml()))[0]
 
     def to_toml(self) -> str:
         """Return the whole recipe, defaults included."""

@@ -1,5 +1,7 @@
 """Recipes as plain nested values: read from TOML, overridden from the command line, merged."""
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not valid TOML: {error}") from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def digests_of(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the SHA-256 of a recipe's values, and of what they were before moments of inputs were put in, if they are.
+
+    A server makes the moments from its devices' sums, so whoever knows a recipe beforehand knows the second.
+    """
+    section = values.get("data")
+    told = isinstance(section, Mapping) and isinstance(section.get("normalize"), Mapping)
+    before = [{**values, "data": {**values["data"], "normalize": "auto"}}] if told else []
+    texts = (json.dumps(each, sort_keys=True, default=str) for each in (values, *before))
+    return tuple(hashlib.sha256(text.encode()).hexdigest() for text in texts)
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import resource
 import sys
@@ -24,6 +22,7 @@ from personafl.recipe.recipe import Recipe
 from personafl.runs.scoring import SHARES, Scored
 from personafl.runs.sizes import Size
 from personafl.simulate.federation import Federation
+from personafl.storage.csvtext import csv_text
 from personafl.storage.files import read_json
 from personafl.storage.rundir import Checkpoint
 
@@ -70,11 +69,7 @@ class Result:
 
     def clients_csv(self) -> str:
         """Return the clients' table as CSV."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(zip(*self.columns.values(), strict=True))
-        return text.getvalue()
+        return csv_text([self.columns, *zip(*self.columns.values(), strict=True)])
 
     def table(self) -> pd.DataFrame:
         """Return the rows as a pandas DataFrame."""

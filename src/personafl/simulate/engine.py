@@ -179,7 +179,7 @@ def steps_of(
     counted: Callable[[Steps, NDArray[np.int64], rng.Words], NDArray[np.int64]] = counted_steps,
 ) -> NDArray[np.int64]:
     """Return how many steps clients take in all phases of a round, or what else is `counted`."""
-    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    sizes, pace = data.train.sizes_of(clients), paces(data.drawing(clients), seed, round_)
     return sum((counted(work, sizes, pace) for work in phases.values()), np.zeros_like(clients))
 
 
@@ -187,11 +187,12 @@ def gather(
     data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
 ) -> Data:
     """Draw the batches of a chunk of clients for each phase, from (seed, client, round, phase)."""
-    sizes, pace = data.train.sizes_of(clients), paces(clients, seed, round_)
+    sizes, numbers = data.train.sizes_of(clients), data.drawing(clients)
+    pace = paces(numbers, seed, round_)
     pool, device = data.pool(clients), data.device
 
     def phase(name: str, work: Steps) -> Batches:
-        keys = rng.mix(seed, "batches", name, round_, clients)
+        keys = rng.mix(seed, "batches", name, round_, numbers)
         batches = drawn((pool.x, pool.y), pool.rows, pool.there, pool.starts, sizes, work, keys, pace)
         return batches._replace(augment=data.augment)
 

@@ -90,7 +90,7 @@ class Federation:
     def roster(self) -> Roster:
         """What its server knows of them."""
         samples, rule = self.data.train.sizes_of, self.algorithm.server
-        return Roster(self.data.seen, samples, self.problem_of, self.problems, self.weights, rule)
+        return Roster(self.data.seen, samples, self.problem_of.take, self.problems, self.weights, rule)
 
     def serving(self, roster: Roster | None = None) -> ServerSide:
         """Return a server before its first round; of other clients, if they are given."""

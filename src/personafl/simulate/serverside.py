@@ -31,7 +31,7 @@ class Roster:
 
     seen: Clients  # who may take part: numbers, ascending
     samples: Callable[[Clients], Clients]  # how many each of some clients trains on
-    problem_of: Clients  # [clients] which problem each one solves
+    problem_of: Callable[[Clients], Clients]  # which problem each of some clients solves
     problems: tuple[Problem, ...]
     weights: Weights
     rule: ServerRule
@@ -49,7 +49,7 @@ class Roster:
         """Return how much each client weighs: n_i or 1, and what the method makes of that."""
         weights = self.samples(clients) if self.weights == "examples" else np.ones_like(clients)
         own = np.stack([self.rule.weigh(problem, weights) for problem in self.problems])  # [problems, clients]
-        return own[self.problem_of[clients], np.arange(len(clients))]
+        return own[self.problem_of(clients), np.arange(len(clients))]
 
 
 class ServerSide:

@@ -121,8 +121,8 @@ class Trainer:
     def _fresh(self, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of newcomers; where a rule draws nothing, all are as the first."""
         who, states = self._learners, []
-        for client in clients.tolist():
-            generator = rng.generator(who.seed, "init", client)
+        for number in who.data.drawing(clients).tolist():
+            generator = rng.generator(who.seed, "init", number)
             before = generator.get_state()
             states.append(who.cast(who.rule.init(who.problems[which], down, generator)))
             if torch.equal(generator.get_state(), before):

@@ -7,6 +7,7 @@ which is cut off, and so is what a write leaves that fails, on a full disk say. 
 import contextlib
 import dataclasses
 import json
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -29,12 +30,17 @@ class Journal:
             cut(path, len(whole))
         self.length, self.crc = len(whole), zlib.crc32(whole)
         self._torn = self._loose = False  # half a line may be at the end; lines may not be durable
+        self._lock = threading.Lock()  # else a thread would take another's line, half written, for a torn one
         self.entries = [_read(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
 
     def write(self, event: str, *, durable: bool = True, **facts: Any) -> None:
         """Add a line, or none if that fails."""
         text = json.dumps({"event": event, "time": round(time.time(), 3), **facts})
         line = f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
+        with self._lock:
+            self._append(line, durable)
+
+    def _append(self, line: bytes, durable: bool) -> None:
         if self._torn:
             cut(self._path, self.length)
         self._torn = True

@@ -12,9 +12,7 @@ Trials are scored on validation data; their runs never read the test data.
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
-import io
 import itertools
 import shlex
 import shutil
@@ -34,6 +32,7 @@ from personafl.recipe.values import merged, nested
 from personafl.runs.build import prepare
 from personafl.runs.interrupt import Stop, polite_stop
 from personafl.runs.start import settled
+from personafl.storage.csvtext import csv_text
 from personafl.storage.files import atomic_write
 from personafl.storage.rundir import RunDirectory, refuse_existing, resume_command
 from personafl.sweep.pool import cores, driven, workers
@@ -82,13 +81,11 @@ class Sweep:
     def to_csv(self) -> str:
         """Return a line per trial."""
         keys = list(dict.fromkeys(key for trial in self.trials for key in trial.values))
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["trial", "state", "validation_accuracy", "rounds", *keys, "note"])
+        rows: list[list[Any]] = [["trial", "state", "validation_accuracy", "rounds", *keys, "note"]]
         for trial in self.trials:
             own = [trial.values.get(key) for key in keys]
-            writer.writerow([trial.number, trial.state, trial.accuracy, trial.rounds, *own, trial.note])
-        return text.getvalue()
+            rows.append([trial.number, trial.state, trial.accuracy, trial.rounds, *own, trial.note])
+        return csv_text(rows)
 
 
 def sweep(recipe: Recipe, path: Path, *, jobs: int | None = None, listener: Listener | None = None) -> Sweep:

@@ -25,12 +25,13 @@ from personafl.storage.seals import is_sealed
 FORMAT = "personafl data 2"  # of a dealt file; those of version 0.1 have a 1 there, and no checksum
 _FIRST = "personafl data 1"
 ABOUT = ("name", "classes", "task", "vocabulary", "label_names")  # of the data, in its metadata
+ME = 0  # the place of a device in its federation of one, whatever its number is
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """One device's data, as a federation in which only its own number has any; and the kind of device it is."""
+    """One device's data, as a federation of one client, `ME`; and the kind of device it is."""
 
     data: FederatedData
     profile: str | None
@@ -101,17 +102,17 @@ def _raw(source: str, number: int, recipe: Recipe) -> FederatedData:
 
 
 def _alone(number: int, splits: list[Any], **content: Any) -> FederatedData:
-    """Return data in which only the client with this number has rows: draws come from a client's number."""
-    others = [np.zeros(0, dtype=np.int64)] * number
-    train, validation, test = (Ragged.from_lists([*others, rows]) for rows in splits)
+    """Return data of one client, whose draws come from this number."""
+    train, validation, test = (Ragged.from_lists([rows]) for rows in splits)
     if not len(splits[0]):
         raise BadInput("--data: there are no training samples")
     return make_federated(
         train=train,
         validation=validation,
         test=test,
-        seen=np.array([number]),
+        seen=np.array([ME]),
         unseen=np.zeros(0, dtype=np.int64),
-        client_names=tuple(str(place) for place in range(number + 1)),
+        client_names=(str(number),),
+        numbers=np.array([number], dtype=np.int64),
         **content,
     )

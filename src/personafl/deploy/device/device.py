@@ -6,24 +6,28 @@ It only ever calls out. What it computes is done by one worker thread, while it 
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from personafl.deploy.device.policy import Policy
 from personafl.deploy.device.state import DeviceState
 from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Files, identify
-from personafl.deploy.net.messages import Code, Refused
-from personafl.deploy.net.transport import Channel, Unreachable, beating
-from personafl.errors import BadInput, StorageFailed
+from personafl.deploy.net.messages import Code, Refused, Said
+from personafl.deploy.net.transport import Channel, Unreachable, beating, lasting
+from personafl.errors import BadInput, Diverged, Failed, StorageFailed
 from personafl.storage.files import locked, storage
 
 T = TypeVar("T")
 Listener = Callable[[str], None]
+M = TypeVar("M", bound=messages.Message)
 _RECIPE_BYTES = 2**20
+_LEAST_PAUSE = 0.1  # seconds between two questions of one kind, whatever a recipe and a server say
 # What can happen to a good update, or to one of a round whose model was bad or whose bytes were hit; whatever else an
 # update is refused for, the next one would be too.
 _TOO_LATE = {Code.ROUND_CLOSED, Code.WRONG_ROUND, Code.WRONG_MODEL, Code.NOT_SELECTED, Code.DUPLICATE}
@@ -42,14 +46,17 @@ class DeviceConfig:
     state: Path  # the directory that it keeps everything in
     files: Files
     profile: str | None = None
+    policy: Policy = field(default_factory=Policy)
 
 
 async def run_device(config: DeviceConfig, listener: Listener) -> None:
     """Take part in a run until it is finished, from wherever the state file says this device is."""
     try:
-        await _Device(config, listener).run()
+        async with lasting(config.files, listener):
+            await _Device(config, listener).run()
     except Refused as refused:
-        raise BadInput(f"{config.server}: refused this device: {refused}") from refused
+        said = "refused this device" if refused.by_peer else "sent what this device refuses"
+        raise BadInput(f"{config.server}: {said}: {refused}") from refused
 
 
 class _Device:
@@ -61,6 +68,7 @@ class _Device:
         self._identity.check_role("device")
         self._broadcast_bytes = 0
         self._client: LocalClient
+        self._diverged = 0  # rounds, one after another
 
     async def run(self) -> None:
         """Enrol, go through the rounds, and keep the best model."""
@@ -68,28 +76,37 @@ class _Device:
         with storage(state):
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(state, "is a device with this --state; end that one, or choose another --state"):
-            await self._take_part()
+            await self._in_contact()
 
-    async def _take_part(self) -> None:
+    async def _in_contact(self) -> None:
         self._channel = Channel(self._config.server, self._config.files, self._cap, self._tell)
         try:
             if DeviceState.is_finished(self._config.state):
                 self._tell(f"is done and has its model; another run needs another --state than {self._config.state}")
             else:
-                await self._enrol()
-                while not await self._turn():
-                    pass
-                await self._finish()
+                await self._take_part()
             with contextlib.suppress(Unreachable, Refused):  # it may be gone, and is not needed any more
                 await self._channel.ask(messages.Leave(), timeout=5.0, tries=8)
         finally:
             await self._channel.close()
 
+    async def _take_part(self) -> None:
+        await self._enrol()
+        try:
+            while not await self._turn():
+                pass
+            await self._finish()
+        except Failed:
+            with contextlib.suppress(Unreachable, Refused):  # so that nobody waits for it
+                await self._channel.ask(messages.Leave(), timeout=5.0, tries=2)
+            raise
+
     async def _finish(self) -> None:
         from personafl.deploy.device.serving import keep_best  # here, for until then a device scores and writes nothing
 
         client = self._client
-        best = functools.partial(keep_best, client, self._config.state)
+        keep = functools.partial(keep_best, client, self._config.state)
+        best = functools.partial(client.guard.run, keep, "choosing a model")
         kept = await self._patiently(best, best)
         await self._patiently(client.state.finish, client.state.write)
         scores = ", ".join(f"{name} {value:.3f}" for name, value in kept.accuracies.items())
@@ -106,46 +123,80 @@ class _Device:
         assert number is not None
         welcome, text = await self._welcomed()
         given = f"the recipe of {config.server}", config.data, number, config.profile, config.state, welcome.run
-        client = await self._work(lambda: LocalClient.opened(text, *given))
+        client = await self._work(lambda: LocalClient.opened(text, *given, config.policy))
         if client.state.note:
             self._tell(client.state.note)
-        await self._channel.ask(messages.Hello(**client.hello), client.sums)
+        self._tell(f"the recipe's SHA-256 is {client.digest}")
+        self._expected(messages.Enrolled, await self._channel.ask(messages.Hello(**client.hello), client.sums))
         self._tell(f"enrolled as {self._identity.name}, number {number}, {client.samples} training samples")
         if client.sums:
+            began = time.monotonic()
             while (known := (await self._welcomed())[1]) == text:  # until all have sent theirs
-                pass
-            client = await self._work(lambda: LocalClient.opened(known, *given))
+                await self._pause(began)
+                began = time.monotonic()
+            told = client.digest
+            client = await self._work(lambda: LocalClient.opened(known, *given, config.policy))
+            if client.digest != told:
+                raise BadInput(f"{config.server}: has another recipe since this device has sent its sums; not trained")
         self._client, self._broadcast_bytes = client, client.broadcast_bytes
 
     async def _welcomed(self) -> tuple[messages.Welcome, bytes]:
-        welcome, text = await self._channel.ask(messages.Knock())
-        if not isinstance(welcome, messages.Welcome):
-            raise BadInput(f"{self._config.server}: answered {welcome.kind!r}; is it a personafl server?")
-        return welcome, text
+        return self._expected(messages.Welcome, await self._channel.ask(messages.Knock()))
+
+    def _expected(self, kind: type[M], said: Said) -> tuple[M, bytes]:
+        """Return an answer, if it is of the kind that such a question has."""
+        message, payload = said
+        if not isinstance(message, kind):
+            raise BadInput(f"{self._config.server}: answered {message.kind!r}; is it a personafl server?")
+        return message, payload
+
+    async def _pause(self, since: float) -> None:
+        """Wait a little if an answer came at once: a server that has nothing to say keeps a device waiting."""
+        await asyncio.sleep(since + _LEAST_PAUSE - time.monotonic())
 
     async def _turn(self) -> bool:
         """Do what there is to do; return whether the run is finished."""
         client = self._client
+        client.check_traffic()
+        began = time.monotonic()
         try:
             await self._settle()
-            said, payload = await self._channel.ask(messages.Pull(returning=client.number in client.state))
+            said, payload = await self._channel.ask(messages.Pull(returning=client.state.known))
         except Refused as refused:
             if refused.code is not Code.NOT_ENROLLED:
                 raise
             await self._enrol()  # the server went back to before it had
             return False
-        if isinstance(said, messages.Wait) or await self._went_back(said):
+        if isinstance(said, messages.Wait):
+            await self._pause(began)
+            return False
+        if await self._went_back(said):
             return False
         if isinstance(said, messages.Finished):
             await self._work(lambda: client.receive(payload))
             self._tell(f"finished after {said.rounds} rounds; took part in {len(client.state.rounds)}")
             return True
-        assert isinstance(said, messages.Task)
-        section, beat = client.recipe.deploy, messages.Beat(round=said.round)
-        assert section is not None
-        async with beating(section.heartbeat, lambda: self._channel.ask(beat)):
-            await self._patiently(lambda: client.train(said.round, said.model, payload), client.state.write)
+        task, _ = self._expected(messages.Task, Said(said))
+        await self._train(task, payload)
         return False
+
+    async def _train(self, task: messages.Task, broadcast: bytes) -> None:
+        """Train for a round; where that comes to nothing, leave it, and ask again later."""
+        client = self._client
+        if task.round >= client.recipe.rounds:
+            raise BadInput(f"{self._config.server}: asks for round {task.round + 1} of {client.recipe.rounds}")
+        section = client.recipe.deploy
+        assert section is not None
+        pause = max(_LEAST_PAUSE, section.heartbeat)
+        try:
+            async with beating(pause, lambda: self._channel.ask(messages.Beat(round=task.round))):
+                await self._patiently(lambda: client.train(task.round, task.model, broadcast), client.state.write)
+            self._diverged = 0
+        except Diverged as problem:
+            self._diverged += 1
+            if self._diverged & (self._diverged - 1) == 0:  # the 1st, 2nd, 4th, … time
+                self._tell(f"{problem}; nothing was sent, and it asks again")
+            await asyncio.sleep(pause)
 
     async def _went_back(self, said: messages.Message) -> bool:
         """Go back if the server has, and say so; return whether it had."""
@@ -164,7 +215,7 @@ class _Device:
             return
         try:
             update = messages.Update(round=pending.round, model=pending.model, samples=client.samples)
-            await self._channel.ask(update, pending.update)
+            self._expected(messages.Accepted, await self._channel.ask(update, pending.update))
         except Refused as refused:
             if refused.code in _DROPPED:
                 await self._patiently(client.state.refused, client.state.write)

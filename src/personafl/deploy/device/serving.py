@@ -14,7 +14,7 @@ import torch
 
 from personafl.core.reading import Reading
 from personafl.data.sources import load_dataset
-from personafl.deploy.device.datafile import dealt_rows
+from personafl.deploy.device.datafile import ME, dealt_rows
 from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
 from personafl.exports.card import Origin, facts_of, model_card
@@ -42,20 +42,20 @@ def keep_best(client: LocalClient, directory: Path) -> Kept:
     """Fine-tune if the recipe says so, choose among the models that a device has now, and write that one to a file."""
     side, recipe = client.side, client.recipe
     data, rule = side.learners.data, side.learners.rule
-    me = np.array([client.number])
+    me = np.array([ME])
     tuned = Store(directory / "tuned", 2**40)
-    if rule.tuning and (recipe.finetune or not side.has_model(client.number)):
+    if rule.tuning and (recipe.finetune or not side.has_model(ME)):
         tune(side, tuned, me, recipe.rounds)
     validated = bool(len(data.validation.flat))
     splits = {"test": data.test} | ({"validation": data.validation} if validated else {})
     scored = score(side, tuned, me, splits, blends=validated)
-    models = packed_models(side, tuned, client.number, None)
+    models = packed_models(side, tuned, ME, None)
     name = _choice(scored, recipe.evaluation.caution, models)
     accuracies = {model: float(s.accuracy[0]) for (model, split), s in scored.scores.items() if split == "test"}
     accuracies = {model: value for model, value in accuracies.items() if np.isfinite(value)}
     kind = "blend" if name.startswith("blend") else name
     parts = blended(models, float(name.removeprefix("blend "))) if kind == "blend" else compacted(models[name])
-    whose = None if name == "global" else client.number
+    whose = None if name == "global" else ME
     origin = Origin(recipe, side.learners, client.method, client.network)
     if name in accuracies:
         accuracies[kind] = accuracies[name]

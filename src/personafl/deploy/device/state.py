@@ -72,23 +72,20 @@ class DeviceState:
         if found is not None:
             self._become(*found)
 
-    def __contains__(self, client: int) -> bool:
-        return client == self._number and bool(self.entry)  # a state without tensors is like none
+    @property
+    def known(self) -> bool:
+        """Whether this device has a state: once it has taken part. One without tensors is like none."""
+        return bool(self.entry)
 
     def has(self, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Say which clients have a state here: this device, once it has taken part."""
-        return np.array([int(client) in self for client in clients], dtype=np.bool_)
-
-    def get(self, client: int) -> Entry:
-        """Return the state."""
-        assert client == self._number
-        assert self.entry
-        return self.entry
+        """Say which clients have a state here: this device alone is asked for."""
+        return np.full(len(clients), self.known)
 
     def take(self, clients: NDArray[np.int64]) -> Entry:
         """Return the state as a stack of one."""
-        (client,) = clients.tolist()
-        return {path: leaf.unsqueeze(0) for path, leaf in self.get(client).items()}
+        (_,) = clients
+        assert self.entry
+        return {path: leaf.unsqueeze(0) for path, leaf in self.entry.items()}
 
     # What changes it; if it cannot be written, `write` may be tried again
 

@@ -4,6 +4,7 @@ TLS looks at a certificate once, when a connection begins. Connections live long
 looked at here, each time.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -75,6 +76,12 @@ class Revocations:
             raise Refused(Code.REVOCATIONS_UNREADABLE, str(error)) from error
         if identity.serial in self._revoked:
             raise Refused(Code.REVOKED, f"the certificate of {identity.name} was revoked")
+
+    def listed(self) -> frozenset[int]:
+        """Return the serials of revoked certificates; those that were last read, if that cannot be done now."""
+        with contextlib.suppress(BadInput):
+            self._load()
+        return self._revoked
 
     def _load(self) -> None:
         try:

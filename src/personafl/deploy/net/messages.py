@@ -6,9 +6,10 @@ unknown fields and values of another type are refused: nothing is guessed, nothi
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 from enum import StrEnum
+from hashlib import sha256
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -36,6 +37,7 @@ class Code(StrEnum):
     # enrolment
     NOT_ENROLLED = "NOT_ENROLLED"
     NUMBER_TAKEN = "NUMBER_TAKEN"
+    DROPPED = "DROPPED"
     OTHER_DATA = "OTHER_DATA"
     BAD_PROFILE = "BAD_PROFILE"
     WRONG_SERVER = "WRONG_SERVER"
@@ -58,11 +60,11 @@ class Code(StrEnum):
 
 
 class Refused(Exception):
-    """A peer's message was refused, or ours was: `code` says why, `text` what to do about it."""
+    """A peer's message was refused, or ours was (`by_peer`): `code` says why, `text` what to do about it."""
 
-    def __init__(self, code: Code, text: str) -> None:
+    def __init__(self, code: Code, text: str, *, by_peer: bool = False) -> None:
         super().__init__(f"{code}: {text}")
-        self.code, self.text = code, text
+        self.code, self.text, self.by_peer = code, text, by_peer
 
 
 VERSION = 1
@@ -218,6 +220,19 @@ class Proceed(Message):
     mixed: Count | None
 
 
+class Drop(Message):
+    """Operator: leave a device out from now on; `undo`: let it in again."""
+
+    name: Name
+    undo: bool = False
+
+
+class Dropped(Message):
+    """Server: it is so; `before`: it was already."""
+
+    before: bool
+
+
 class Status(Message):
     """Operator: how is it going?"""
 
@@ -270,9 +285,25 @@ class Said(NamedTuple):
     payload: bytes = b""
 
 
-def digest_of(payload: bytes | bytearray) -> str:
+class Payload(bytes):
+    """Bytes that are sent or were received: their digest is made once, however often it is asked for."""
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Return their name: their SHA-256."""
+        return sha256(self).hexdigest()
+
+    @classmethod
+    def named(cls, data: bytes | bytearray, digest: str) -> Payload:
+        """Return bytes whose digest is known."""
+        made = cls(data)
+        made.digest = digest
+        return made
+
+
+def digest_of(payload: bytes) -> str:
     """Return the name of a payload: its SHA-256."""
-    return hashlib.sha256(payload).hexdigest()
+    return payload.digest if isinstance(payload, Payload) else sha256(payload).hexdigest()
 
 
 def header(message: Message, payload: Part | None = None, have: Part | None = None) -> bytes:

@@ -17,6 +17,7 @@ from personafl.errors import BadInput
 
 T = TypeVar("T")
 _PARTS, _DESCRIBED = 5, 200  # of an entry at most, and bytes of the header for each of them besides its name
+_PART, _CLEARLY = 2**16, 0.9  # numbers whose squares are added in their own precision; of a bound, for sure below it
 _BROKEN = (RuntimeError, TypeError, ValueError, IndexError, OverflowError, BadInput)
 
 
@@ -37,6 +38,8 @@ def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: floa
     entries = pytree.tree_leaves_with_path(like, is_leaf=wire.is_form)
     forms = {tree.path_name(path): type(leaf) for path, leaf in entries}
     upload = _opened(data, like, declared, forms)[1]
+    if math.sqrt(_about(upload)) < _CLEARLY * norm_bound:
+        return upload
     total = 0.0
     for name, leaf in tree.flatten(upload).items():
         if not leaf.is_floating_point():
@@ -47,6 +50,25 @@ def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: floa
     if math.sqrt(total) > norm_bound:
         raise Refused(Code.NORM_TOO_LARGE, f"the norm is {math.sqrt(total):.3g}, at most {norm_bound:.3g} is taken")
     return upload
+
+
+def check_finite(message: Tree) -> None:
+    """Refuse numbers that are not finite."""
+    for name, leaf in tree.flatten(wire.dense(message)).items():
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise Refused(Code.NOT_FINITE, f"{name} has numbers that are not finite")
+
+
+def _about(upload: Tree) -> float:
+    """Return the square of an upload's norm to a percent, soon; inf where that is not certain."""
+    total = 0.0
+    for leaf in tree.leaves(upload):
+        if leaf.is_floating_point():
+            if leaf.dtype not in (torch.float32, torch.float64):
+                return math.inf
+            for part in torch.split(leaf.reshape(-1), _PART):  # or small numbers would be lost beside a large sum
+                total += float(torch.dot(part, part))
+    return total if math.isfinite(total) else math.inf
 
 
 def opened(data: bytes, like: T, declared: type[Any]) -> T:

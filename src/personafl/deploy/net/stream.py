@@ -2,11 +2,17 @@
 
 A payload is named by its digest, so what is left of a broken transfer is continued: the receiver keeps what it got, and
 the sender goes on from there. Memory is bounded: a payload is refused by its announced size before a byte of it is
-read, each peer has at most one payload on the way, and all of them together fit a budget.
+read, each peer has at most one payload on the way, all of those together fit a budget, and what is kept of broken ones
+fits as much again. Nobody holds a place for nothing: where there is none left, the sender that would take longest gives
+way, and a peer's newest connection takes the place of its older one.
 """
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
 
 from personafl.deploy.net.messages import (
     HEADER_BYTES,
@@ -14,6 +20,7 @@ from personafl.deploy.net.messages import (
     Envelope,
     Message,
     Part,
+    Payload,
     Refused,
     Said,
     digest_of,
@@ -23,14 +30,31 @@ from personafl.deploy.net.messages import (
 
 CHUNK = 2**20
 FRAME_BYTES = CHUNK + HEADER_BYTES  # the largest that gRPC lets through
-Cap = Callable[[str], int]  # kind of message -> most bytes of its payload
+GRACE = 5.0  # seconds that a sender has its place for certain, and that it may still take when others wait
+_TAKEN = "another connection of yours, or a faster sender, has its place"
+Cap = Callable[[Message, Part], int]  # whose payload it is, and what was announced -> most bytes of it
 
 
 @dataclass
 class _Partial:
     part: Part
     data: bytearray = field(default_factory=bytearray)
-    busy: bool = False
+    hash: Any = field(default_factory=sha256)  # of the data, made while they arrive
+    clock: asyncio.Timeout | None = None  # of the call that is sending; None: nobody is
+    began: tuple[float, int] = (0.0, 0)  # when it began to send, and how much was there
+
+    def add(self, chunk: bytes) -> None:
+        """Take what came, or refuse it."""
+        if not chunk or len(chunk) > CHUNK or len(self.data) + len(chunk) > self.part.size:
+            raise Refused(Code.TOO_LARGE, "more bytes came than were announced, or a chunk is not 1 byte to 1 MB")
+        self.data += chunk
+        self.hash.update(chunk)
+
+    def seconds_left(self, now: float) -> float:
+        """Return how long the rest takes, at the rate so far."""
+        since, had = self.began
+        came = len(self.data) - had
+        return (self.part.size - len(self.data)) * (now - since) / came if came else float("inf")
 
 
 class Partials:
@@ -38,45 +62,103 @@ class Partials:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._of: dict[str, _Partial] = {}
+        self._of: dict[str, _Partial] = {}  # those that nobody is sending in the order in which they were left
+        self._slow: set[str] = set()  # who had to give way, and has not sent a whole payload since
 
     @property
     def held(self) -> int:
-        """Bytes that are reserved."""
-        return sum(partial.part.size for partial in self._of.values())
+        """Bytes that are reserved for payloads on the way, and those that are kept of others."""
+        return self._reserved + self._kept
 
     def size(self, peer: str, digest: str) -> int:
-        """Return how much of a payload has arrived from a peer."""
+        """Return how much of a payload has arrived from a peer; whoever asks is about to send the rest."""
         partial = self._of.get(peer)
-        return len(partial.data) if partial is not None and partial.part.digest == digest else 0
+        if partial is None or partial.part.digest != digest:
+            return 0
+        self._end(peer)
+        return len(partial.data)
 
     def newest(self, peer: str) -> Part | None:
         """Return how far the payload that a peer was sending has come, if there is one."""
         partial = self._of.get(peer)
         return None if partial is None else partial.part.model_copy(update={"offset": len(partial.data)})
 
-    def begin(self, peer: str, part: Part) -> _Partial:
-        """Return where the bytes of a payload go."""
-        partial = self._of.get(peer)
-        if partial is not None and partial.busy:
-            raise Refused(Code.BUSY, "one payload at a time; another connection of yours is sending")
-        if partial is None or (partial.part.digest, partial.part.size) != (part.digest, part.size):
-            self._of.pop(peer, None)
-            if self.held + part.size > self._budget:
-                self._of = {peer: partial for peer, partial in self._of.items() if partial.busy}
-            if self.held + part.size > self._budget:
-                raise Refused(Code.BUSY, "too many payloads are on the way; try again soon")
-            partial = self._of[peer] = _Partial(part)
-        if part.offset == 0:
-            partial.data.clear()
-        if part.offset != len(partial.data):
-            raise Refused(Code.BAD_OFFSET, f"{len(partial.data)} bytes of it are here")
-        partial.busy = True
-        return partial
+    @contextlib.asynccontextmanager
+    async def arriving(self, peer: str, part: Part) -> AsyncIterator[_Partial]:
+        """Give where the bytes of a payload go. Who has to give way meanwhile is refused, and what came is kept."""
+        partial, clock = self._begin(peer, part), asyncio.timeout(None)
+        partial.clock = clock
+        try:
+            async with clock:
+                yield partial
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise Refused(Code.BUSY, _TAKEN) from None
+        finally:
+            if partial.clock is clock:
+                self._leave(peer)
 
     def drop(self, peer: str) -> None:
         """Forget what a peer was sending."""
         self._of.pop(peer, None)
+
+    def _begin(self, peer: str, part: Part) -> _Partial:
+        self._end(peer)
+        partial = self._of.get(peer)
+        if partial is None or (partial.part.digest, partial.part.size) != (part.digest, part.size) or not part.offset:
+            partial = _Partial(part)
+        if part.offset != len(partial.data):
+            raise Refused(Code.BAD_OFFSET, f"{len(partial.data)} bytes of it are here")
+        now = asyncio.get_running_loop().time()
+        self._make_room(peer, part.size, now)
+        partial.began = now, len(partial.data)
+        self._of[peer] = partial
+        return partial
+
+    def _make_room(self, peer: str, size: int, now: float) -> None:
+        """Let those give way who would take longest, unless this peer had to itself."""
+        while self._reserved + size > self._budget:
+            left = {other: partial.seconds_left(now) for other, partial in self._of.items() if partial.clock}
+            slow = [
+                other
+                for other, seconds in left.items()
+                if seconds > GRACE and (other in self._slow or now - self._of[other].began[0] > GRACE)
+            ]
+            if peer in self._slow or not slow:
+                raise Refused(Code.BUSY, "too many payloads are on the way; try again soon")
+            slowest = max(slow, key=left.__getitem__)
+            self._slow.add(slowest)
+            self._end(slowest)
+
+    def _end(self, peer: str) -> None:
+        """Let the call end that is sending a peer's payload, if there is one."""
+        partial = self._of.get(peer)
+        if partial is not None and partial.clock is not None:
+            partial.clock.reschedule(asyncio.get_running_loop().time())
+            self._leave(peer)
+
+    def _leave(self, peer: str) -> None:
+        """Keep what came of a payload that nobody is sending any more, in place of what was left longest ago."""
+        partial = self._of.pop(peer)
+        partial.clock = None
+        self._of[peer] = partial
+        left = iter([other for other, partial in self._of.items() if not partial.clock])
+        while self._kept > self._budget:
+            del self._of[next(left)]
+
+    def finish(self, peer: str) -> None:
+        """Forget a payload that has come whole, and that its sender was slow."""
+        self.drop(peer)
+        self._slow.discard(peer)
+
+    @property
+    def _reserved(self) -> int:
+        return sum(partial.part.size for partial in self._of.values() if partial.clock)
+
+    @property
+    def _kept(self) -> int:
+        return sum(len(partial.data) for partial in self._of.values() if not partial.clock)
 
 
 def frames(said: Said, have: Part | None = None, offset: int = 0) -> Iterator[bytes]:
@@ -94,35 +176,46 @@ def frames(said: Said, have: Part | None = None, offset: int = 0) -> Iterator[by
 
 
 async def receive(
-    incoming: AsyncIterator[bytes], peer: str, partials: Partials, cap: Cap
+    incoming: AsyncIterator[bytes], peer: str, partials: Partials, cap: Cap, patience: float | None = None
 ) -> tuple[Message, Envelope, bytes]:
-    """Read one message of a peer to its end, or refuse it. What came of a broken one is kept in `partials`."""
+    """Read one message of a peer to its end, or refuse it. What came of a broken one is kept in `partials`.
+
+    All but a payload must be there within `patience` seconds; None: within any time.
+    """
     try:
-        first = await anext(incoming)
-    except StopAsyncIteration:
+        async with asyncio.timeout(patience):
+            message, envelope = parse(await anext(incoming))
+            part = envelope.payload
+            if part is None:
+                async for _ in incoming:
+                    raise Refused(Code.MALFORMED, f"a {message.kind} without a payload has one frame")
+                return message, envelope, b""
+    except (StopAsyncIteration, TimeoutError):
         raise Refused(Code.INCOMPLETE, "no header came") from None
-    message, envelope = parse(first)
-    part = envelope.payload
-    if part is None:
-        async for _ in incoming:
-            raise Refused(Code.MALFORMED, f"a {message.kind} without a payload has one frame")
-        return message, envelope, b""
-    if part.size > cap(message.kind):
-        raise Refused(Code.TOO_LARGE, f"the payload of a {message.kind} may have {cap(message.kind)} bytes")
+    most = cap(message, part)
+    if part.size > most:
+        raise Refused(Code.TOO_LARGE, f"the payload of a {message.kind} may have {most} bytes")
     if part.offset > part.size:
         raise Refused(Code.BAD_OFFSET, f"the payload has {part.size} bytes")
-    partial = partials.begin(peer, part)
+    return message, envelope, await _payload(incoming, peer, partials, part)
+
+
+async def _payload(incoming: AsyncIterator[bytes], peer: str, partials: Partials, part: Part) -> Payload:
     try:
-        async for chunk in incoming:
-            if not chunk or len(chunk) > CHUNK or len(partial.data) + len(chunk) > part.size:
-                partials.drop(peer)
-                raise Refused(Code.TOO_LARGE, "more bytes came than were announced, or a chunk is not 1 byte to 1 MB")
-            partial.data += chunk
-    finally:
-        partial.busy = False
+        async with partials.arriving(peer, part) as partial:
+            clock = partial.clock
+            async for chunk in incoming:
+                if partial.clock is not clock:  # before the clock rings
+                    raise Refused(Code.BUSY, _TAKEN)
+                partial.add(chunk)
+    except Refused as refused:
+        if refused.code is Code.TOO_LARGE:
+            partials.drop(peer)
+        raise
     if len(partial.data) < part.size:
         raise Refused(Code.INCOMPLETE, f"{len(partial.data)} of {part.size} bytes came")
-    partials.drop(peer)
-    if digest_of(partial.data) != part.digest:
+    partials.finish(peer)
+    digest = partial.hash.hexdigest()
+    if digest != part.digest:
         raise Refused(Code.BAD_DIGEST, "the payload is not what its digest says")
-    return message, envelope, bytes(partial.data)
+    return Payload.named(partial.data, digest)

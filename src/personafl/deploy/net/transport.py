@@ -1,7 +1,6 @@
 """gRPC with mutual TLS: one method, `Exchange`, a message each way. Used by every pair of machines.
 
-serve(handle, …)        answers peers; `handle(identity, said)` returns what to say, or raises `Refused`
-Channel(…).ask(message) asks a server, over broken connections and restarts, until it answers
+Channel(…).ask(message) asks a server, over broken connections and restarts, until it answers; `listening` is that end.
 """
 
 import asyncio
@@ -15,118 +14,69 @@ import grpc
 import grpc.aio
 
 from personafl.deploy.net import messages
-from personafl.deploy.net.identity import Files, Identity, Revocations, identify
-from personafl.deploy.net.messages import Code, Message, Part, Refused, Said, digest_of
-from personafl.deploy.net.stream import FRAME_BYTES, Cap, Partials, frames, receive
+from personafl.deploy.net.identity import Files
+from personafl.deploy.net.messages import Code, Message, Payload, Refused, Said
+from personafl.deploy.net.renewal import DAY, Own, check_lasting, warn
+from personafl.deploy.net.stream import FRAME_BYTES, Partials, frames, receive
 from personafl.errors import BadInput
 
-Handle = Callable[[Identity, Said], Awaitable[Said]]
-OnRefusal = Callable[[str, Refused], None]  # (whose message, why): for the log
-
-_SERVICE, _METHOD = "personafl.v1.Peer", "Exchange"
-_LIMITS = [("grpc.max_receive_message_length", FRAME_BYTES), ("grpc.max_send_message_length", FRAME_BYTES)]
-_KEEP_ALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+Cap = Callable[[str], int]  # kind of message -> most bytes of its payload
+SERVICE, METHOD = "personafl.v1.Peer", "Exchange"
+CALL_SECONDS = 120.0  # of one call at most; what is not through by then is continued in another
+OPTIONS = [
+    ("grpc.max_receive_message_length", FRAME_BYTES),
+    ("grpc.max_send_message_length", FRAME_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what is small on the way must not be large here
+]
+_OPTIONS = [
+    *OPTIONS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
 
 
 class Unreachable(Exception):
     """The server did not answer for as long as the caller wanted to try."""
 
 
-async def serve(
-    address: str,
-    files: Files,
-    revocations: Revocations,
-    handle: Handle,
-    *,
-    cap: Cap,
-    budget: int,
-    on_refusal: OnRefusal,
-) -> tuple[grpc.aio.Server, int]:
-    """Start to answer peers at an address; return the server and its port.
-
-    `cap` bounds a payload by the kind of its message, `budget` all payloads that are on their way in.
-    """
-    partials = Partials(budget)
-
-    async def exchange(incoming: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        who, have = "unknown", None
-        try:
-            identity = _caller(context)
-            who = identity.name
-            revocations.check(identity)
-            message, envelope, payload = await receive(incoming, who, partials, cap)
-            have = envelope.have
-            if isinstance(message, messages.Have):
-                reply = Said(messages.Held(size=partials.size(who, message.digest)))
-            else:
-                reply = await handle(identity, Said(message, payload))
-        except Refused as refused:
-            on_refusal(who, refused)
-            reply = Said(messages.Refusal(code=refused.code, text=refused.text[:2000]))
-        for frame in frames(reply, offset=_agreed(reply, have)):
-            yield frame
-
-    server = grpc.aio.server(options=[*_LIMITS, ("grpc.so_reuseport", 0)])
-    handlers = {_METHOD: grpc.stream_stream_rpc_method_handler(exchange)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-    pair = (files.key.read_bytes(), files.certificate.read_bytes())
-    credentials = grpc.ssl_server_credentials([pair], files.authority.read_bytes(), require_client_auth=True)
-    try:
-        port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise BadInput(f"--listen {address}: cannot be listened at; is another server running there?") from error
-    await server.start()
-    return server, port
-
-
-def _caller(context: Any) -> Identity:
-    shown = context.auth_context().get("x509_pem_cert", ())
-    if len(shown) != 1:
-        raise Refused(Code.NO_CERTIFICATE, "no certificate was shown")
-    return identify(shown[0])
-
-
-def _agreed(reply: Said, have: Part | None) -> int:
-    """Return from where on to send a reply's payload: the peer may have the beginning."""
-    if have is None or not reply.payload or have.offset > len(reply.payload):
-        return 0
-    return have.offset if have.digest == digest_of(reply.payload) else 0
-
-
 class Channel:
     """A connection to a server; one question at a time goes out with a payload."""
 
     def __init__(self, address: str, files: Files, cap: Cap, on_retry: Callable[[str], None] | None = None) -> None:
-        credentials = grpc.ssl_channel_credentials(
-            files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
-        )
-        patience = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 5_000)]
-        self._channel = grpc.aio.secure_channel(address, credentials, options=[*_LIMITS, *_KEEP_ALIVE, *patience])
-        self._method = self._channel.stream_stream(f"/{_SERVICE}/{_METHOD}")
         self._address, self._cap, self._on_retry = address, cap, on_retry
+        self._own = Own(files)
+        self._channel = self._opened()
+        self._parting: set[asyncio.Task[None]] = set()
         self._partials = Partials(2**62)  # what a reply may take is bounded by `cap`
 
     async def close(self) -> None:
         """Hang up."""
+        for task in self._parting:
+            task.cancel()
         await self._channel.close()
 
-    async def ask(self, message: Message, payload: bytes = b"", *, timeout: float = 120.0, tries: int = 0) -> Said:
+    async def ask(
+        self, message: Message, payload: bytes = b"", *, timeout: float = CALL_SECONDS, tries: int = 0
+    ) -> Said:
         """Say something and return the answer; raise `Refused` if it is refused.
 
         A broken connection or a busy server is tried again with back-off, `tries` times; 0: for ever. What was sent or
         received before it broke is not sent again.
         """
-        attempt = 0
+        attempt, sent = 0, Payload(payload)
         while True:
+            self._renew()
             try:
-                offset = await self._held(payload, timeout) if payload and attempt else 0
-                return await self._once(Said(message, payload), offset, timeout)
+                offset = await self._held(sent, timeout) if sent and attempt else 0
+                return await self._once(Said(message, sent), offset, timeout)
             except (TimeoutError, grpc.aio.AioRpcError, OSError) as error:
-                reason: object = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
+                reason = self._reason(error)
             except Refused as refused:
                 if refused.code not in (Code.BUSY, Code.INCOMPLETE, Code.BAD_OFFSET):
                     raise
-                reason = refused
+                reason = str(refused)
             attempt += 1
             if attempt == tries:
                 raise Unreachable(f"{self._address}: {reason}")
@@ -135,24 +85,48 @@ class Channel:
             # Full jitter: devices that lost one server must not come back all at once.
             await asyncio.sleep(random.uniform(0, min(10.0, 0.1 * 2 ** min(attempt, 10))))
 
-    async def _held(self, payload: bytes, timeout: float) -> int:
-        answer, _ = await self._once(Said(messages.Have(digest=digest_of(payload))), 0, timeout)
+    def _reason(self, error: Exception) -> str:
+        """Return why there was no answer; a certificate of one's own that has ended is no matter of trying again."""
+        if (text := self._own.ended()) is not None:
+            raise Refused(Code.EXPIRED, text)
+        reason = str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
+        if "certificate has expired" in reason:
+            return "the server's certificate has ended; whoever runs it renews it with personafl pki issue"
+        return reason
+
+    def _opened(self) -> grpc.aio.Channel:
+        key, certificate, authority = self._own.pems
+        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+        return grpc.aio.secure_channel(self._address, credentials, options=_OPTIONS)
+
+    def _renew(self) -> None:
+        """Connect anew if the certificate was renewed; calls that are under way may end."""
+        if self._own.renewed():
+            task = asyncio.create_task(self._channel.close(grace=CALL_SECONDS))
+            self._parting.add(task)
+            task.add_done_callback(self._parting.discard)
+            self._channel = self._opened()
+
+    async def _held(self, payload: Payload, timeout: float) -> int:
+        answer, _ = await self._once(Said(messages.Have(digest=payload.digest)), 0, timeout)
         return answer.size if isinstance(answer, messages.Held) else 0
 
     async def _once(self, said: Said, offset: int, timeout: float) -> Said:
         part = self._partials.newest(said.message.kind)
-        call = self._method(timeout=timeout)
+        call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")(timeout=timeout)
         try:
             for frame in frames(said, part, offset):
                 await call.write(frame)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             pass  # the server may have answered before the end, to refuse: see what it says
-        message, _, payload = await receive(_read(call), said.message.kind, self._partials, self._cap)
+        message, _, payload = await receive(
+            _read(call), said.message.kind, self._partials, lambda message, _: self._cap(message.kind)
+        )
         with contextlib.suppress(grpc.aio.AioRpcError):
             call.cancel()
         if isinstance(message, messages.Refusal):
-            raise Refused(message.code, message.text)
+            raise Refused(message.code, message.text, by_peer=True)
         return Said(message, payload)
 
 
@@ -177,6 +151,19 @@ async def beating(seconds: float, beat: Callable[[], Awaitable[object]]) -> Asyn
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Refused):
             await task
+
+
+@contextlib.asynccontextmanager
+async def lasting(files: Files, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    """Fail if a machine's certificate has ended; meanwhile say it, now and every day, if it ends soon."""
+    check_lasting(files)
+
+    async def warned() -> None:
+        warn(files, tell)
+
+    await warned()
+    async with beating(DAY, warned):
+        yield
 
 
 async def ask_status(server: str, files: Files) -> dict[str, Any]:

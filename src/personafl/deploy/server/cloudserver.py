@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity, identify
 from personafl.deploy.net.messages import Code, Refused, Said
-from personafl.deploy.net.payload import most_bytes, opened
+from personafl.deploy.net.payload import check_finite, most_bytes, opened
 from personafl.deploy.net.transport import Channel, Unreachable, beating
 from personafl.deploy.server.agreement import (
     Sum,
@@ -29,13 +30,15 @@ from personafl.deploy.server.agreement import (
     place_of,
     without_cloud,
 )
-from personafl.deploy.server.history import Closed
+from personafl.deploy.server.history import Closed, Member
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import Server, ServerConfig
 from personafl.deploy.server.service import Event, Listener
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import with_own, without_own
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,7 @@ class CloudRounds(Rounds):
             section = own.deploy.model_copy(update={"devices": len(self._cloud.members[place])})
             own = own.model_copy(update={"deploy": section})
         super().__init__(own, path)
+        self.parted = any(entry["event"] == "parted" for entry in self.journal.entries)  # from the coordinator
         # Of what a coordinator sends, at most.
         self.state_bytes = most_bytes(self._base.serving().state)
 
@@ -82,15 +86,35 @@ class CloudRounds(Rounds):
         """What the devices that are there weigh together."""
         return int(self._roster().population)
 
-    def enrol(self, identity: Identity, hello: messages.Hello, sums: bytes = b"") -> None:
-        """Take a device in, if it belongs here."""
+    def candidate(self, identity: Identity, hello: messages.Hello) -> Member:
+        """Return the member that a device would be, if it belongs here."""
         if self._cloud.members is not None:
             home = home_of(identity.name, self._cloud)
             if home != self._place:
                 where = "no server's" if home is None else f"{cloud_name(home)}'s"
                 text = f"{identity.name} is {where} by cloud.members, and this is {cloud_name(self._place)}"
                 raise Refused(Code.WRONG_SERVER, text)
-        super().enrol(identity, hello, sums)
+        return super().candidate(identity, hello)
+
+    def part(self) -> None:
+        """Note that the coordinator knows that this server is done."""
+        self.journal.write("parted")
+        self.parted = True
+
+    def begin(self, server: bytes | None = None) -> None:
+        """Make the server's state, or take the one that a coordinator sent."""
+        if server is not None:
+            self._received(server, wire.dense(self._serving().state))
+        super().begin(server)
+
+    def _received(self, payload: bytes, like: T) -> T:
+        """Return what a coordinator sent, checked as a device's update is."""
+        try:
+            received = opened(payload, like, type(like))
+            check_finite(received)
+        except Refused as refused:
+            raise BadInput(f"--coordinator: sent a model that is not taken: {refused}") from refused
+        return received
 
     def open_next(self) -> None:
         """Begin a round: with all devices, or with the first that ask."""
@@ -108,6 +132,7 @@ class CloudRounds(Rounds):
         """Return what a device has to do now; one that is among the first is selected by asking."""
         if self._is_free(number):
             going = self._open
+            self._refresh()
             cohort = (*going.cohort, number)
             self.journal.write("widened", durable=False, round=going.number, cohort=cohort)
             going.cohort = cohort
@@ -116,7 +141,11 @@ class CloudRounds(Rounds):
     @property
     def complete(self) -> bool:
         """Whether the open round has all updates that it waits for; who has not asked yet is waited for too."""
-        return (self._open.sealed or len(self._open.cohort) >= self._places) and super().complete
+        return (self._open.sealed or self._filled >= self._places) and super().complete
+
+    def stranded(self, alive: set[int]) -> bool:
+        """Say whether others must be selected: where the first that ask take part, they select themselves."""
+        return self._cloud.active is None and super().stranded(alive)
 
     def seal(self) -> Said:
         """Take nothing more in the open round, and return what is handed in."""
@@ -136,14 +165,16 @@ class CloudRounds(Rounds):
             return self._closed()
         message, payload = said
         server, number = self._server, self._open.number
+        if isinstance(message, messages.Proceed) and not number < message.start <= self.recipe.rounds:
+            raise BadInput(f"--coordinator: says that round {message.start + 1} follows round {number + 1}")
         after, state = server.state, wire.dense(server.state)
         if self._cloud.shared:
-            after = opened(payload, state, type(state))
+            after = self._received(payload, state)
         elif isinstance(message, messages.Proceed):
             assert self._handed is not None
             if message.mixed is not None:
                 mean = without_own(state)
-                state = with_own(opened(payload, mean, type(mean)), state)
+                state = with_own(self._received(payload, mean), state)
                 number = message.mixed
             after = server.updated(state, self._handed, number)
         if isinstance(message, messages.Proceed):
@@ -155,13 +186,25 @@ class CloudRounds(Rounds):
 
     @property
     def _places(self) -> int:
-        return 0 if self._cloud.active is None else self.section.wanted(self._cloud.active)
+        """How many devices take part in a round, where these are the first that ask."""
+        active = self._cloud.active
+        return 0 if active is None else min(self.section.wanted(active), sum(map(self.here, self.members)))
+
+    @property
+    def _filled(self) -> int:
+        """How many of these places are taken; who was dropped since has none."""
+        return len(self._open.taken) + len(self._awaited)
+
+    @property
+    def _coming(self) -> int:
+        """How many may still send something: also those that have not asked yet."""
+        return super()._coming + max(0, self._places - self._filled)
 
     def _is_free(self, number: int) -> bool:
         going = self.open
-        if going is None or going.sealed or number in going.cohort:
+        if going is None or going.sealed or going.selected(number) or not self.here(number):
             return False
-        return len(going.cohort) < self._places
+        return self._filled < self._places
 
 
 class _CloudServer(Server):
@@ -181,8 +224,11 @@ class _CloudServer(Server):
     async def _train(self) -> None:
         async with self._in_contact():
             await super()._train()
+            if self._own.parted:
+                return
             with contextlib.suppress(Unreachable, Refused):  # it may be gone, and is not needed any more
                 await self._coordinator.ask(messages.Leave(), timeout=5.0, tries=8)
+                await self._work(self._own.part)
 
     async def _begin(self) -> None:
         await self._coordinator.ask(messages.Join(weight=self._own.weight, recipe=self._own.fingerprint))
@@ -205,7 +251,7 @@ class _CloudServer(Server):
         rounds = self._own
         assert rounds.open is not None
         number = rounds.open.number
-        if rounds.complete or rounds.enough:
+        if rounds.complete or rounds.enough or not self._over.is_set():
             announce, payload = await self._surely(rounds.seal)
             self._notify()
             try:

@@ -22,14 +22,15 @@ import numpy as np
 
 from personafl.cloud.mixing import full
 from personafl.cloud.protocol import Back, Event, Gone, Isolate, Mix, News, Ready, Start
-from personafl.core import wire
+from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
 from personafl.deploy.net.messages import Announce, Code, Finished, Join, Proceed, Refused, Said, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.agreement import Sum, cloud_name, deployable_cloud, fingerprint, sum_like, without_cloud
+from personafl.deploy.server.limits import Limits
 from personafl.deploy.server.opening import deployable, open_directory, open_federation
-from personafl.errors import BadInput
+from personafl.errors import BadInput, Diverged
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import mixed, without_own
 from personafl.simulate.federation import coordinator_of
@@ -88,12 +89,15 @@ class Coordination(Journaled):
         self.mixes: Counter[int] = Counter()  # server -> mixes that it had part in
         self.isolated: Counter[int] = Counter()  # server -> rounds that it did alone
         self.staleness: dict[int, int] = {}  # server -> in its last mix
+        self.left: set[int] = set()  # servers that are done
+        self.diverged: list[tuple[int, int]] = []  # (round, server) of what was left out of a mix since the start
         self.done = 0  # mixes
         self.last: Mixed | None = None
         self._protocol = coordinator_of(self.cloud)
         self._waiting: dict[int, _Waiting] = {}
         self._latest: dict[int, _Waiting] = {}
         self._steps: dict[int, _Step] = {}
+        self._sent: Counter[int] = Counter()  # server -> the round that it began with what it was last sent
         self._models: tuple[Tree, ...] = ()  # one for all, or of each server what it was last sent
         self._todo: deque[_Due] = deque()
         self.begun = False  # all servers have joined
@@ -105,6 +109,7 @@ class Coordination(Journaled):
         total, self._dtypes = sum_like(self._base)
         self._like: Tree = total if self.cloud.shared else without_own(self._server.state)
         self.payload_bytes = most_bytes(self._like)  # of what a server hands in, at most
+        self._limits = Limits(self._base, self.cloud, self.section)
         self._replay()
 
     @property
@@ -132,6 +137,7 @@ class Coordination(Journaled):
         if message.recipe != fingerprint(self.recipe):
             raise Refused(Code.OTHER_RECIPE, f"{cloud_name(server)} has another recipe than the coordinator")
         if server not in self.weights:
+            self._limits.check_weight(server, message.weight)
             self.journal.write("joined", server=server, weight=message.weight)
             self.weights[server] = message.weight
         self.go_on()
@@ -148,13 +154,26 @@ class Coordination(Journaled):
             raise Refused(Code.WRONG_ROUND, f"{cloud_name(server)} is not in round {message.round + 1}")
         if server in self._waiting:
             raise Refused(Code.DUPLICATE, f"{cloud_name(server)} announced this round with something else")
-        handed = opened_update(payload, self._like, type(self._like), math.inf)
-        if message.clients < 1 or (isinstance(handed, Sum) and not handed.weight > 0):
-            raise Refused(Code.BAD_SAMPLES, f"{cloud_name(server)} hands in the updates of nobody")
+        self._check(server, message, opened_update(payload, self._like, type(self._like), math.inf))
         atomic_write(self._file(server, message.round), payload)
         self.journal.write("ready", server=server, **asdict(waiting))
         self._ready(server, waiting)
         return False
+
+    def _check(self, server: int, message: Announce, handed: Tree) -> None:
+        """Refuse what the devices of a server cannot have sent."""
+        limits, clients = self._limits, message.clients
+        limits.check_clients(server, clients)
+        if isinstance(handed, Sum):
+            limits.check_sum(server, handed, clients, self.weights[server])
+        else:
+            limits.check_model(server, handed, self._models[server], 1 + message.round - self._sent[server])
+
+    def leave(self, server: int) -> None:
+        """Note that a server is done, and needs nothing any more."""
+        if server not in self.left:
+            self.journal.write("left", server=server)
+            self.left.add(server)
 
     def lose(self, server: int) -> None:
         """Stop waiting for a server."""
@@ -189,7 +208,7 @@ class Coordination(Journaled):
         """Make the models; a server weighs as much as its devices that are there now."""
         weights = np.array([self.weights[server] for server in range(self.cloud.servers)], dtype=np.int64)
         servers, base = np.arange(len(weights)), self._base.roster
-        roster = Roster(servers, weights.take, np.zeros_like(weights), base.problems, "examples", base.rule)
+        roster = Roster(servers, weights.take, np.zeros_like, base.problems, "examples", base.rule)
         self._server = self._base.serving(roster)
         state = self._server.state
         self._models = (state,) if self.cloud.shared else (without_own(state),) * self.cloud.servers
@@ -237,6 +256,8 @@ class Coordination(Journaled):
             case Start() as event:
                 after = self._waiting.pop(event.server).round
                 self._steps[event.server] = _Step(after, Proceed(start=event.round, mixed=due.mix))
+                if due.mix is not None:
+                    self._sent[event.server] = event.round
 
     def _mix(self, event: Mix) -> None:
         """Mix the models of servers, or update the model of all; nothing is computed that the checkpoint has."""
@@ -244,7 +265,7 @@ class Coordination(Journaled):
         done = Mixed(event.round, event.members, stale)
         if event.round >= self.done:
             handed = [wire.decode(self._handed_in(server), self._like) for server in event.members]
-            models = self._updated(event, handed) if self.cloud.shared else self._averaged(event, handed)
+            models = self._finite(event, handed)
             self.commit(event.round + 1, wire.encode(models))
             self._models, self.done = models, event.round + 1
         self._note("mixed", **asdict(done))
@@ -267,6 +288,29 @@ class Coordination(Journaled):
             )
         return data
 
+    def _finite(self, event: Mix, handed: list[Tree]) -> tuple[Tree, ...]:
+        """Return the models after a mix, without the part of whoever would make them infinite; its name is noted."""
+        parts = dict(zip(event.members, handed, strict=True))
+        models = self._combined(event.round, parts)
+        if models is not None:
+            return models
+        good = {server: part for server, part in parts.items() if self._combined(event.round, {server: part})}
+        models = self._combined(event.round, good) if good else None
+        for server in parts if models is None else parts.keys() - good.keys():
+            self._note("diverged", server=server, round=event.round)
+            self.diverged.append((event.round, server))
+        return models or self._models
+
+    def _combined(self, round_: int, parts: dict[int, Tree]) -> tuple[Tree, ...] | None:
+        """Return the models after a mix of these servers; None: they are not finite."""
+        event, handed = Mix(tuple(parts), round_), list(parts.values())
+        try:
+            models = self._updated(event, handed) if self.cloud.shared else self._averaged(event, handed)
+        except Diverged:
+            return None
+        leaves = [leaf for leaf in tree.leaves(models) if leaf.is_floating_point()]
+        return models if all(bool(leaf.isfinite().all()) for leaf in leaves) else None
+
     def _updated(self, event: Mix, sums: list[Sum]) -> tuple[Tree, ...]:
         """Return the model of all after the uploads of servers."""
         clients = [self._waiting[server].clients for server in event.members]
@@ -287,6 +331,7 @@ class Coordination(Journaled):
         entries = self.journal.entries
         self._noted = {_line(entry["event"], entry) for entry in entries}
         heard = [entry for entry in entries if entry["event"] in ("ready", "gone", "back")]
+        self.left = {entry["server"] for entry in entries if entry["event"] == "left"}
         self.weights = {entry["server"]: entry["weight"] for entry in entries if entry["event"] == "joined"}
         checkpoint, self.begun = self.checkpoint(), any(entry["event"] == "began" for entry in entries)
         if checkpoint.rounds and not self.begun:

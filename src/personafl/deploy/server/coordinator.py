@@ -5,14 +5,13 @@ Cloud servers call it. One that asks what follows its round is kept waiting for 
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Refused, Said
+from personafl.deploy.net.messages import Code, Message, Part, Refused, Said
 from personafl.deploy.server.agreement import cloud_name, place_of
 from personafl.deploy.server.coordination import Coordination
 from personafl.deploy.server.service import PATIENCE, Event, Listener, Service, ServiceConfig
@@ -37,15 +36,12 @@ class _Coordinator(Service):
     ) -> None:
         super().__init__(config, coordination.journal, worker, listener)
         self._coordination = coordination
-        self._left: set[int] = set()
-        self._seen = dict.fromkeys(range(coordination.cloud.servers), time.monotonic())
+        self._seen = dict.fromkeys(range(coordination.cloud.servers), self._now())
 
     async def run(self) -> None:
         """Answer servers to the end."""
         now = self._coordination
-        largest = now.payload_bytes
-        budget = now.cloud.servers * largest
-        async with self._serving(lambda kind: largest if kind == messages.Announce.kind else 0, budget) as port:
+        async with self._serving(now.cloud.servers * now.payload_bytes) as port:
             self._tell(Event("listening", f"port {port}, {now.done} of {now.recipe.rounds} rounds done"))
             await self._until(lambda: now.begun or now.is_behind)
             while not now.finished:
@@ -68,26 +64,41 @@ class _Coordinator(Service):
 
     def _alone(self) -> bool:
         patience = max(PATIENCE, self._coordination.section.server_timeout)
-        return not self._alive(patience) - self._left - self._coordination.gone
+        return not self._alive(patience) - self._coordination.left - self._coordination.gone
+
+    def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
+        self._check_joined(identity, self._place(identity))
+        return self._coordination.payload_bytes if isinstance(message, messages.Announce) else 0
+
+    def _place(self, identity: Identity) -> int:
+        """Return which of the recipe's servers somebody is, or refuse it."""
+        identity.check_role("cloud")
+        cloud = self._coordination.cloud
+        server = place_of(identity.name, cloud)
+        if server is None:
+            names = f"{cloud_name(0)} to {cloud_name(cloud.servers - 1)}"
+            raise Refused(Code.UNKNOWN_SERVER, f"{identity.name} is none of the recipe's servers, {names}")
+        return server
+
+    def _check_joined(self, identity: Identity, server: int) -> None:
+        if server not in self._coordination.weights:
+            raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not join this run")
 
     async def _answer(self, identity: Identity, said: Said) -> Said:
         message, payload = said
         now = self._coordination
         if isinstance(message, messages.Status):
-            identity.check_role("coordinator", "cloud")
+            identity.check_role("coordinator")
             return Said(messages.Report(), json.dumps(self._report()).encode())
-        identity.check_role("cloud")
-        server = place_of(identity.name, now.cloud)
-        if server is None:
-            names = f"{cloud_name(0)} to {cloud_name(now.cloud.servers - 1)}"
-            raise Refused(Code.UNKNOWN_SERVER, f"{identity.name} is none of the recipe's servers, {names}")
-        self._seen[server] = time.monotonic()
+        if isinstance(message, messages.Drop):
+            raise Refused(Code.UNKNOWN_KIND, "a coordinator has no devices; ask the server of this one")
+        server = self._place(identity)
+        self._seen[server] = self._now()
         if isinstance(message, messages.Join):
             await self._heard(lambda: now.join(server, message))
             self._tell(Event("joined", identity.name))
             return Said(messages.Joined())
-        if server not in now.weights:
-            raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not join this run")
+        self._check_joined(identity, server)
         if server in now.gone:
             await self._heard(lambda: now.find(server))
             self._tell(Event("back", identity.name))
@@ -101,15 +112,18 @@ class _Coordinator(Service):
         if isinstance(message, messages.Beat):
             return Said(messages.Alive(open=not now.finished))
         if isinstance(message, messages.Leave):
-            self._left.add(server)
-            self._notify()
+            await self._heard(lambda: now.leave(server))
             return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a coordinator is not told {message.kind!r}")
 
     async def _heard(self, task: Callable[[], T], work: Callable[[Callable[[], T]], Awaitable[T]] | None = None) -> T:
         """Do what may lead to a mix, and tell of it."""
         now, before = self._coordination, self._coordination.done
+        told = len(now.diverged)
         result = await (work or self._work)(task)
+        for round_, server in now.diverged[told:]:
+            text = f"{cloud_name(server)} in round {round_ + 1}; its part is left out: the model would not be finite"
+            self._tell(Event("diverged", text))
         if now.done > before and now.last is not None:
             self._tell(Event("mixed", str(now.last)))
         self._notify()

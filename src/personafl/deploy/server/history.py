@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from personafl.data.federated import Clients
 from personafl.data.moments import Sums
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Hello, Refused
@@ -28,7 +29,14 @@ class Member:
     samples: int
     profile: int  # of the recipe's devices
     sums: tuple[Any, ...] | None = None  # the fields of its `Sums`, where moments are made of them
+    serial: int = 0  # of the certificate that it enrolled with
     left: bool = False
+    dropped: bool = False  # by an operator
+
+    @property
+    def here(self) -> bool:
+        """Whether it may take part."""
+        return not (self.left or self.dropped)
 
 
 def enrolling(recipe: Recipe, identity: Identity, hello: Hello, known: Member | None) -> Member:
@@ -46,9 +54,17 @@ def enrolling(recipe: Recipe, identity: Identity, hello: Hello, known: Member | 
     profile = names.index(hello.profile) if names and hello.profile else 0
     if known is not None and known.name != identity.name:
         raise Refused(Code.NUMBER_TAKEN, f"number {number} is {known.name}'s")
+    check_admitted(known)
     if known is not None and (known.samples, known.profile) != (hello.samples, profile):
         raise Refused(Code.OTHER_DATA, f"{known.name} enrolled with {known.samples} samples and another profile")
-    return Member(number, identity.name, hello.samples, profile)
+    return Member(number, identity.name, hello.samples, profile, serial=identity.serial)
+
+
+def check_admitted(member: Member | None) -> None:
+    """Refuse a device that an operator has dropped."""
+    if member is not None and member.dropped:
+        text = f"{member.name} was dropped by an operator, who can let it in again: personafl drop {member.name} --undo"
+        raise Refused(Code.DROPPED, text)
 
 
 def opened_sums(data: bytes, like: Sums, hello: Hello) -> tuple[Any, ...]:
@@ -59,14 +75,22 @@ def opened_sums(data: bytes, like: Sums, hello: Hello) -> tuple[Any, ...]:
     return tuple(field.tolist() for field in sums)
 
 
-def roster_of(members: Mapping[int, Member], base: Roster) -> Roster:
-    """Return what a server knows of its devices: one number for each, however many samples it says it has."""
-    clients = max(members, default=-1) + 1
-    samples, kinds = np.zeros((2, clients), dtype=np.int64)
-    for number, member in members.items():
-        samples[number], kinds[number] = member.samples, member.profile
-    staying = np.array(sorted(number for number, member in members.items() if not member.left), dtype=np.int64)
-    return dataclasses.replace(base, seen=staying, samples=samples.take, problem_of=kinds)
+def roster_of(members: Mapping[int, Member], here: Callable[[int], bool], base: Roster) -> Roster:
+    """Return what a server knows of its devices: a few numbers for each, however many samples it says it has.
+
+    Their own numbers may be any: arrays have a place for each device, not for each number.
+    """
+    ordered = [members[number] for number in sorted(members)]
+    numbers, samples, kinds = (
+        np.array(values, dtype=np.int64)
+        for values in ([m.number for m in ordered], [m.samples for m in ordered], [m.profile for m in ordered])
+    )
+    staying = np.array([member.number for member in ordered if here(member.number)], dtype=np.int64)
+
+    def looked_up(values: Clients) -> Callable[[Clients], Clients]:
+        return lambda clients: values[np.searchsorted(numbers, clients)]
+
+    return dataclasses.replace(base, seen=staying, samples=looked_up(samples), problem_of=looked_up(kinds))
 
 
 @dataclass(frozen=True)
@@ -92,6 +116,13 @@ class Open:
     taken: dict[int, str] = field(default_factory=dict)  # number -> digest of its update
     sealed: bool = False  # nothing more is taken
     hopeless: set[int] = field(default_factory=set)  # whose update was refused for its numbers: it would be again
+    _selected: frozenset[int] = field(default=frozenset(), init=False, repr=False)
+
+    def selected(self, number: int) -> bool:
+        """Say whether a device is of the cohort, which may grow."""
+        if len(self._selected) != len(self.cohort):
+            self._selected = frozenset(self.cohort)
+        return number in self._selected
 
 
 @dataclass
@@ -115,13 +146,23 @@ class History:
             history._hear(entry)
         return history
 
+    def _change(self, number: int, **facts: Any) -> None:
+        self.members[number] = dataclasses.replace(self.members[number], **facts)
+
     def _hear(self, entry: Mapping[str, Any]) -> None:
         match entry["event"]:
             case "enrolled":
                 facts = {key: entry[key] for key in ("number", "name", "samples", "profile")}
-                self.members[facts["number"]] = Member(**facts, sums=entry.get("sums"))
+                self.members[facts["number"]] = Member(**facts, sums=entry.get("sums"), serial=entry.get("serial", 0))
             case "left":
-                self.members[entry["number"]] = dataclasses.replace(self.members[entry["number"]], left=True)
+                self._change(entry["number"], left=True)
+            case "dropped":
+                self._change(entry["number"], dropped=True)
+                if entry["without"] is not None:
+                    del self.taken[entry["without"]][entry["number"]]
+                    del self.latest[entry["number"]]
+            case "readmitted":
+                self._change(entry["number"], dropped=False)
             case "began":
                 self.begun, self.moments = True, entry.get("moments")
             case "opened":

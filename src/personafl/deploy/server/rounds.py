@@ -10,7 +10,6 @@ server that starts again takes up the round where it was. What a full disk inter
 gone on with. Nothing here waits: `server` has the clock.
 """
 
-import dataclasses
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +23,11 @@ from personafl.core.tree import Tree
 from personafl.data.config import Moments
 from personafl.data.moments import Sums, agreed
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Hello, Refused, Update, digest_of
+from personafl.deploy.net.messages import Code, Payload, Refused, Update, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
 from personafl.deploy.server.going_back import complete_roll_back
-from personafl.deploy.server.history import Closed, History, Member, Open, enrolling, opened_sums, roster_of
+from personafl.deploy.server.history import Closed, History, Open, check_admitted, roster_of
+from personafl.deploy.server.members import Members
 from personafl.deploy.server.opening import adds_sums, deployable, open_directory, open_federation, upload_like
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
@@ -35,18 +35,17 @@ from personafl.runs.start import START_FILE
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.serverside import Roster, ServerSide
 from personafl.storage.files import atomic_write, storage, write_json
-from personafl.storage.journal import Journal, Journaled
+from personafl.storage.journal import Journal
 from personafl.storage.rundir import Checkpoint
 from personafl.storage.seals import sealed
 
 
-class Rounds(Journaled):
+class Rounds(Members):
     """A run on the server's side."""
 
     def __init__(self, recipe: Recipe, path: Path) -> None:
         self.section = deployable(recipe)
-        self.recipe = self.served = recipe  # served: with the moments that devices' sums make, once they are known
-        self.members: dict[int, Member] = {}
+        self.served = recipe  # with the moments that devices' sums make, once they are known
         self.done = 0  # rounds
         self.last: Closed | None = None
         self.open: Open | None = None
@@ -54,13 +53,13 @@ class Rounds(Journaled):
         self._latest: dict[int, tuple[int, str]] = {}  # number -> round and digest of the update that was last accepted
         self._side: ServerSide | None = None
         self._base = open_federation(recipe)
-        self._like = Sums.like(self.section.input_shape[0]) if adds_sums(recipe) else None
-        self.sums_bytes = 0 if self._like is None else most_bytes(self._like)  # of a device's sums, at most
+        sums = Sums.like(self.section.input_shape[0]) if adds_sums(recipe) else None
+        self.sums_bytes = 0 if sums is None else most_bytes(sums)  # of a device's sums, at most
         self._declared = self._base.algorithm.client.uploads
         self._likes = [upload_like(self._base, problem) for problem in self._base.problems]  # by profile
         self.payload_bytes = max(map(most_bytes, self._likes))  # of an update, at most
         self._final: bytes | None = None
-        super().__init__(open_directory(recipe, path))
+        super().__init__(recipe, open_directory(recipe, path), sums)
         self._replay()
 
     @property
@@ -73,37 +72,14 @@ class Rounds(Journaled):
         """Whether all rounds are done."""
         return self.begun and self.done >= self.recipe.rounds
 
-    # Enrolment
-
-    def enrol(self, identity: Identity, hello: Hello, sums: bytes = b"") -> None:
-        """Take a device in, or note that it is back; before the first round it may have to send sums of its inputs."""
-        number = identity.number
-        assert number is not None
-        known = self.members.get(number)
-        member = enrolling(self.recipe, identity, hello, known)
-        if known is None or known.left:
-            if self._like is not None and not self.begun:
-                member = dataclasses.replace(member, sums=opened_sums(sums, self._like, hello))
-            self.journal.write("enrolled", **dataclasses.asdict(member))
-            self.members = {**self.members, number: member}  # whoever goes through the old ones is not disturbed
-            self._refresh()
-
-    def leave(self, number: int) -> None:
-        """Stop selecting a device."""
-        if number in self.members and not self.members[number].left:
-            self.journal.write("left", number=number)
-            self.members = {**self.members, number: dataclasses.replace(self.members[number], left=True)}
-            self._refresh()
-
     # Rounds
 
     def begin(self, server: bytes | None = None) -> None:
         """Make the server's state, or take it from elsewhere; the population is who is enrolled now."""
         side = self._serving(server)
         self.commit(0, wire.encode(side.state), self.section.checkpoints)
-        added = [
-            Sums.read(member.sums) for _, member in sorted(self.members.items()) if member.sums and not member.left
-        ]
+        present = [self.members[number] for number in sorted(self.members) if self.here(number)]
+        added = [Sums.read(member.sums) for member in present if member.sums]
         moments = agreed(added).model_dump() if added else None
         self.journal.write("began", members=sorted(self.members), moments=moments)
         self._standardise(moments)
@@ -111,24 +87,28 @@ class Rounds(Journaled):
 
     def open_next(self) -> None:
         """Select devices for the next round."""
+        self._refresh()
         everyone, federation = self._server.roster.seen, self.recipe.federation
         given = federation.cohort
         size = min(given, len(everyone)) if isinstance(given, int) else federation.size(len(everyone))
         selected = min(self.section.wanted(size), len(everyone))
-        cohort = draw_cohort(everyone, selected, federation.sampling, self.recipe.seed, self.done)
-        wanted = min(size, len(cohort)) if federation.sampling == "exact" else len(cohort)
+        if len(everyone):
+            cohort = draw_cohort(everyone, selected, federation.sampling, self.recipe.seed, self.done)
+            wanted = min(size, len(cohort)) if federation.sampling == "exact" else len(cohort)
+        else:  # whoever comes next is selected then
+            cohort, wanted = everyone, 1
         self.journal.write("opened", round=self.done, cohort=cohort.tolist(), wanted=wanted)
         self._start_round(tuple(cohort.tolist()), wanted)
 
     def widen(self, alive: set[int]) -> list[int]:
         """Select more devices for a round that too few have finished: as many as of its cohort are not alive."""
         going = self._open
-        silent = [number for number in going.cohort if number not in going.taken and number not in alive]
-        here = {number for number, member in self.members.items() if not member.left}
-        others = np.array(sorted((alive & here) - set(going.cohort)), dtype=np.int64)
+        silent = len(going.cohort) - len(going.taken) - sum(number in alive for number in self._awaited)
+        others = np.array(self._others(alive), dtype=np.int64)
         order = np.argsort(rng.mix(self.recipe.seed, "widen", going.number, others))
-        added = sorted(others[order[: len(silent)]].tolist())
+        added = sorted(others[order[: silent if going.cohort else going.wanted]].tolist())
         if added:
+            self._refresh()
             cohort = tuple(sorted({*going.cohort, *added}))
             self.journal.write("widened", round=going.number, cohort=cohort)
             going.cohort = cohort
@@ -137,9 +117,9 @@ class Rounds(Journaled):
     def wants(self, number: int) -> bool:
         """Say whether a device has something to do."""
         going = self.open
-        if going is None or going.sealed or number in going.hopeless:
+        if going is None or going.sealed or number in going.hopeless or not self.here(number):
             return False
-        return number in going.cohort and number not in going.taken
+        return going.selected(number) and number not in going.taken
 
     def task(self, number: int, returning: bool) -> tuple[int, str, bytes] | None:
         """Return what a device has to do now: the round, the broadcast's digest and its bytes."""
@@ -148,12 +128,12 @@ class Rounds(Journaled):
             return None
         return going.number, going.model, going.again if returning else going.whole
 
-    def accept(self, identity: Identity, update: Update, payload: bytes) -> bool:
-        """Keep an update; return whether it was kept before. Refuse it if anything about it is not right."""
+    def check(self, identity: Identity, update: Update, digest: str) -> bool:
+        """Refuse an update if anything that is said of it is not right; return whether it was accepted before."""
         number = identity.number
         if number is None or number not in self.members:
             raise Refused(Code.NOT_ENROLLED, f"{identity.name} did not say hello")
-        digest = digest_of(payload)
+        check_admitted(self.members[number])
         if self._latest.get(number) == (update.round, digest):
             return True
         member, going = self.members[number], self.open
@@ -164,12 +144,22 @@ class Rounds(Journaled):
             raise Refused(Code.WRONG_ROUND, f"round {update.round + 1} is not open")
         if number in going.taken:
             raise Refused(Code.DUPLICATE, f"another update of {member.name} was accepted in this round")
-        if number not in going.cohort:
+        if not going.selected(number):
             raise Refused(Code.NOT_SELECTED, f"{member.name} is not selected in round {update.round + 1}")
         if update.model != going.model:
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
         if update.samples != member.samples:
             raise Refused(Code.BAD_SAMPLES, f"{member.name} enrolled with {member.samples} samples")
+        return False
+
+    def accept(self, identity: Identity, update: Update, payload: bytes) -> bool:
+        """Keep an update; return whether it was kept before. Refuse it if anything about it is not right."""
+        digest = digest_of(payload)
+        if self.check(identity, update, digest):
+            return True
+        number, going = identity.number, self._open
+        assert number is not None
+        member = self.members[number]
         try:
             opened_update(payload, self._likes[member.profile], self._declared, self.section.norm_bound)
         except Refused as refused:
@@ -181,6 +171,14 @@ class Rounds(Journaled):
         going.taken[number] = digest
         self._latest[number] = (going.number, digest)
         return False
+
+    def _leave_out(self, number: int) -> None:
+        """Note that a device is dropped, with what it sent in the open round; one that is sealed keeps what it has."""
+        going = self.open
+        without = going is not None and not going.sealed and number in going.taken
+        self.journal.write("dropped", number=number, without=self._open.number if without else None)
+        if without:
+            del self._open.taken[number], self._latest[number]
 
     def last_taken(self, number: int) -> int | None:
         """Return the last round in which an update of a device was accepted."""
@@ -195,17 +193,39 @@ class Rounds(Journaled):
     def complete(self) -> bool:
         """Whether the open round has all updates that it waits for."""
         going = self._open
-        if going.sealed:
+        if going.sealed or len(going.taken) >= going.wanted:
             return True
-        gone = going.hopeless.union(going.taken)
-        awaited = [n for n in going.cohort if n not in gone and not self.members[n].left]
-        return len(going.taken) >= going.wanted or (not awaited and self.enough)
+        return len(going.taken) >= self._wanted or (not self._awaited and self.enough)
 
     @property
     def enough(self) -> bool:
         """Whether the open round may close at its deadline."""
-        wanted = self._open.wanted
+        wanted = self._wanted
         return len(self._open.taken) >= min(wanted, self.section.least(wanted))
+
+    def stranded(self, alive: set[int]) -> bool:
+        """Say whether the open round has nothing and waits for nobody, but others could be selected."""
+        return not (self._open.taken or self._open.sealed or self._awaited) and bool(self._others(alive))
+
+    @property
+    def _awaited(self) -> list[int]:
+        """Who of the cohort may still send something; not who has left, was dropped, is revoked or sent bad numbers."""
+        gone = self._open.hopeless.union(self._open.taken)
+        return [number for number in self._open.cohort if number not in gone and self.here(number)]
+
+    @property
+    def _wanted(self) -> int:
+        """The updates that close the open round: no more than it can still get."""
+        return min(self._open.wanted, max(1, len(self._open.taken) + self._coming))
+
+    @property
+    def _coming(self) -> int:
+        """How many may still send something."""
+        return len(self._awaited)
+
+    def _others(self, alive: set[int]) -> list[int]:
+        """Return who could be selected besides the cohort."""
+        return sorted(number for number in alive - set(self._open.cohort) if self.here(number))
 
     @property
     def any_taken(self) -> bool:
@@ -221,18 +241,16 @@ class Rounds(Journaled):
         return self._closed()
 
     def _joined(self) -> Reduced | None:
-        """Join the updates that were taken, by chunks as the simulator has them: the same order of sums."""
+        """Join the updates that were taken, one by one, in the order of a simulator that trains so."""
         joined: Reduced | None = None
         taken = np.array(sorted(self._open.taken), dtype=np.int64)
-        kinds = self._server.roster.problem_of[taken]
+        kinds = self._server.roster.problem_of(taken)
         for which in np.unique(kinds).tolist():
-            members, like = taken[kinds == which], wire.dense(self._likes[which])
-            for clients in self._base.engines[which].chunks(members, np.zeros_like(members)):
-                files = [self._update_file(self._open.number, client) for client in clients.tolist()]
-                uploads = [
-                    wire.dense(wire.decode(self._kept(*pair), like)) for pair in zip(files, clients, strict=True)
-                ]
-                joined = self._server.join(joined, tree.stack(uploads), clients)
+            like = wire.dense(self._likes[which])
+            for client in taken[kinds == which].reshape(-1, 1):
+                data = self._kept(self._update_file(self._open.number, int(client[0])), int(client[0]))
+                upload = tree.map(lambda leaf: leaf.unsqueeze(0), wire.dense(wire.decode(data, like)))
+                joined = self._server.join(joined, upload, client)
         return joined
 
     def _kept(self, file: Path, client: int) -> bytes:
@@ -266,14 +284,13 @@ class Rounds(Journaled):
         taken, selected = closed.taken, closed.selected
         self.journal.write("closed", round=closed.number, taken=taken, selected=selected, loss=closed.loss)
         self.open = None
-        self._refresh()
         return closed
 
     def final(self) -> bytes:
         """Return the broadcast after the last round, whole; the run's results are written with it."""
         if self._final is None:
             message, rule, problem = self._server.broadcast(), self._base.algorithm.client, self._base.problems[0]
-            final, down = wire.encode(message), wire.dense(message)
+            final, down = Payload(wire.encode(message)), wire.dense(message)
             models = rule.models(problem, down, rule.init(problem, down, rng.generator("shape")))
             atomic_write(self.directory.path / START_FILE, *sealed(wire.encode(models.get("global", {}))))
             facts = {"rounds": self.done, "devices": len(self.members), "model": digest_of(final)}
@@ -334,8 +351,7 @@ class Rounds(Journaled):
 
     def _start_round(self, cohort: tuple[int, ...], wanted: int) -> None:
         message = self._server.broadcast()
-        whole = wire.encode(message)
-        again = wire.encode(for_returning(message))
+        whole, again = Payload(wire.encode(message)), Payload(wire.encode(for_returning(message)))
         self.open = Open(self.done, cohort, wanted, digest_of(whole), whole, again)
 
     def _update_file(self, round_: int, number: int) -> Path:
@@ -349,7 +365,7 @@ class Rounds(Journaled):
     # Who is there
 
     def _roster(self) -> Roster:
-        return roster_of(self.members, self._base.roster)
+        return roster_of(self.members, self.here, self._base.roster)
 
     def _serving(self, server: bytes | None = None) -> ServerSide:
         side = self._base.serving(self._roster())
@@ -358,6 +374,5 @@ class Rounds(Journaled):
         return side
 
     def _refresh(self) -> None:
-        """Let the next round know who is there; the one that is open keeps its cohort."""
-        if self._side is not None:
-            self._side.roster = self._roster()
+        """Let the rounds know who is there now."""
+        self._server.roster = self._roster()

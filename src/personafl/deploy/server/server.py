@@ -7,17 +7,17 @@ without delay.
 import asyncio
 import itertools
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Refused, Said
-from personafl.deploy.server.history import Closed
+from personafl.deploy.net.messages import Code, Message, Part, Payload, Refused, Said
+from personafl.deploy.server.history import Closed, check_admitted
 from personafl.deploy.server.rounds import Rounds
-from personafl.deploy.server.service import LOST, PATIENCE, Event, Listener, Service, ServiceConfig
+from personafl.deploy.server.service import LOST, PATIENCE, Bell, Event, Listener, Service, ServiceConfig
+from personafl.recipe.recipe import Recipe
 
 _AT_ONCE = 16  # updates on their way in, at their largest
 
@@ -44,15 +44,18 @@ class Server(Service):
     def __init__(self, config: ServerConfig, rounds: Rounds, worker: ThreadPoolExecutor, listener: Listener) -> None:
         super().__init__(config, rounds.journal, worker, listener)
         self._config, self._rounds = config, rounds
+        self._recipe: tuple[Recipe | None, Payload] = None, Payload()  # what devices are sent of it
         self._started: float | None = None  # when the first device was given the open round
+        self._serials = {member.number: member.serial for member in rounds.members.values()}  # last shown, by number
+        self._listed: frozenset[int] | None = None  # the revocations that the rounds know of
+        self._offered = Bell()  # for idle devices alone: every other change would wake all of them for nothing
 
     async def run(self) -> None:
         """Answer devices and go through the rounds."""
         rounds = self._rounds
-        largest = rounds.payload_bytes
-        most = {messages.Update.kind: largest, messages.Hello.kind: rounds.sums_bytes}
-        async with self._serving(lambda kind: most.get(kind, 0), _AT_ONCE * max(most.values())) as port:
+        async with self._serving(_AT_ONCE * max(rounds.payload_bytes, rounds.sums_bytes)) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
+            self._tell(Event("recipe", f"its SHA-256 is {rounds.recipe.digest()}"))
             await self._train()
             self._tell(Event("finished", f"{rounds.done} rounds"))
             await self._part()
@@ -60,17 +63,20 @@ class Server(Service):
     async def _train(self) -> None:
         rounds = self._rounds
         if not rounds.begun:
-            await self._until(lambda: self._present() >= rounds.section.devices)
+            least = rounds.section.devices
+            await self._until(lambda: len(rounds.members) >= least and self._present() >= least)
             await self._begin()
+            self._offered.ring()
         while not rounds.finished:
             if rounds.open is None:
+                self._look_at_revocations()
                 await self._surely(rounds.open_next)
             self._started = None
-            self._notify()
+            self._offered.ring()
             await self._collect()
             self._tell(Event("closed", "", await self._close()))
         await self._surely(rounds.final)
-        self._notify()
+        self._offered.ring()
 
     async def _begin(self) -> None:
         await self._surely(self._rounds.begin)
@@ -82,31 +88,65 @@ class Server(Service):
         """Wait until the open round can close."""
         rounds, deadline = self._rounds, self._rounds.section.deadline
         for waited in itertools.count(1):
-            await self._until(lambda: rounds.complete or self._overdue(deadline))
+            await self._until(lambda: self._over_or_stranded(deadline))
             if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
                 return
-            added = await self._surely(lambda: rounds.widen(self._alive(self._lost)))
-            self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more devices selected"))
-            self._started = time.monotonic()
-            self._notify()
+            alive = self._alive(self._lost)
+            added = await self._surely(lambda: rounds.widen(alive))  # noqa: B023 - awaited at once
+            self._tell(Event("extended", f"too few updates; {len(added)} more devices selected"))
+            self._started = self._now()
+            self._offered.ring()
+
+    def _over_or_stranded(self, deadline: float) -> bool:
+        """Say whether the open round has all that it waits for, or others are to be selected for it."""
+        self._look_at_revocations()
+        return self._rounds.complete or self._overdue(deadline) or self._rounds.stranded(self._alive(self._lost))
+
+    def _look_at_revocations(self) -> None:
+        """Let the rounds know whose certificates are revoked: these are neither selected nor waited for."""
+        listed = self._revocations.listed()
+        if listed is not self._listed:
+            self._rounds.revoked = frozenset(number for number, serial in self._serials.items() if serial in listed)
+            self._listed = listed
+
+    def _was_away(self, now: float) -> None:
+        super()._was_away(now)
+        if self._started is not None:
+            self._started = now
 
     async def _part(self) -> None:
         """Stay until every device has its final model, or is silent."""
         if self._config.stay:
             await asyncio.Event().wait()
         patience = max(PATIENCE, self._lost)
-        soon = time.monotonic() + patience
-        await self._until(lambda: not self._present() or (time.monotonic() > soon and not self._awaited(patience)))
+        soon = self._now() + patience
+        await self._until(lambda: not self._present() or (self._now() > soon and not self._awaited(patience)))
+
+    def _allowed(self, identity: Identity, message: Message, part: Part) -> int:
+        identity.check_role("device")
+        if isinstance(message, messages.Hello):
+            self._rounds.candidate(identity, message)
+            return self._rounds.sums_bytes
+        if isinstance(message, messages.Update):
+            self._rounds.check(identity, message, part.digest)
+            return self._rounds.payload_bytes
+        return 0
 
     async def _answer(self, identity: Identity, said: Said) -> Said:
         message, payload = said
         if isinstance(message, messages.Status):
-            identity.check_role("coordinator", "device")
+            identity.check_role("coordinator")
             return Said(messages.Report(), json.dumps(self._report()).encode())
+        if isinstance(message, messages.Drop):
+            identity.check_role("coordinator")
+            return await self._dropped(message)
         identity.check_role("device")
         number = identity.number
         assert number is not None
-        self._seen[number] = time.monotonic()
+        check_admitted(self._rounds.members.get(number))
+        self._seen[number] = self._now()
+        if self._serials.get(number) != identity.serial:
+            self._serials[number], self._listed = identity.serial, None
         if isinstance(message, messages.Knock):
             return await self._welcomed(number)
         if isinstance(message, messages.Hello):
@@ -131,17 +171,28 @@ class Server(Service):
             return Said(messages.Left())
         raise Refused(Code.UNKNOWN_KIND, f"a server is not told {message.kind!r}")
 
+    async def _dropped(self, message: messages.Drop) -> Said:
+        """Leave a device out, or let it in again."""
+        before = await self._work(lambda: self._rounds.drop(message.name, undo=message.undo))
+        self._tell(Event("readmitted" if message.undo else "dropped", message.name))
+        self._notify()
+        self._offered.ring()
+        return Said(messages.Dropped(before=before))
+
     async def _welcomed(self, number: int) -> Said:
         """Return the recipe; a device that has sent its sums is kept waiting for what all of them make."""
         rounds = self._rounds
         if rounds.sums_bytes and number in rounds.members:
-            await self._within(rounds.section.heartbeat, lambda: rounds.begun)
-        return Said(messages.Welcome(run=rounds.run), rounds.served.to_toml().encode())
+            await self._offered.within(rounds.section.heartbeat, lambda: rounds.begun)
+        if self._recipe[0] is not rounds.served:
+            self._recipe = rounds.served, Payload(rounds.served.to_toml().encode())
+        return Said(messages.Welcome(run=rounds.run), self._recipe[1])
 
     async def _pulled(self, number: int, message: messages.Pull) -> Said:
         """Return work, or the final model, or after a while nothing."""
         rounds = self._rounds
-        await self._within(rounds.section.heartbeat, lambda: self._ready(number))
+        await self._offered.within(rounds.section.heartbeat, lambda: self._ready(number))
+        check_admitted(rounds.members[number])  # it may have been dropped meanwhile
         if rounds.finished and rounds.open is None:
             finished = messages.Finished(rounds=rounds.done, counted=rounds.counted(number))
             return Said(finished, await self._work(rounds.final))
@@ -150,7 +201,7 @@ class Server(Service):
             return Said(messages.Wait())
         round_, model, broadcast = task
         if self._started is None:
-            self._started = time.monotonic()
+            self._started = self._now()
             self._notify()
         return Said(messages.Task(round=round_, model=model, counted=rounds.counted(number)), broadcast)
 
@@ -159,18 +210,17 @@ class Server(Service):
         return (rounds.finished and rounds.open is None) or rounds.wants(number)
 
     def _present(self) -> int:
-        return sum(not member.left for member in self._rounds.members.values())
+        return sum(map(self._rounds.here, self._rounds.members))
 
     def _awaited(self, patience: float) -> bool:
-        alive = self._alive(patience)
-        return any(not member.left and number in alive for number, member in self._rounds.members.items())
+        return any(map(self._rounds.here, self._alive(patience)))
 
     @property
     def _lost(self) -> float:
         return LOST * self._rounds.section.heartbeat
 
     def _overdue(self, deadline: float) -> bool:
-        return self._started is not None and time.monotonic() > self._started + deadline
+        return self._started is not None and self._now() > self._started + deadline
 
     def _report(self) -> dict[str, Any]:
         rounds, going, alive = self._rounds, self._rounds.open, self._alive(self._lost)
@@ -180,7 +230,11 @@ class Server(Service):
             if going is None
             else {"round": going.number, "selected": list(going.cohort), "taken": sorted(going.taken)},
             "devices": [
-                {"name": m.name, "number": m.number, "samples": m.samples, "left": m.left, "alive": m.number in alive}
-                for _, m in sorted(rounds.members.items())
+                {
+                    **{key: getattr(member, key) for key in ("name", "number", "samples", "left", "dropped")},
+                    "revoked": number in rounds.revoked,
+                    "alive": number in alive,
+                }
+                for number, member in sorted(rounds.members.items())
             ],
         }

@@ -1,0 +1,169 @@
+"""Many devices and large updates: what a server holds, wakes and computes does not grow with how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from processes import SMALL, recipe_of
+from test_updates import FOREVER
+
+from personafl.core import tree, wire
+from personafl.core.algorithm import Reduced
+from personafl.deploy.net.identity import Identity
+from personafl.deploy.net.messages import Hello, Refused, Update
+from personafl.deploy.net.payload import opened_update
+from personafl.deploy.server import history, rounds
+from personafl.deploy.server.rounds import Rounds
+from personafl.deploy.server.service import Bell
+from personafl.storage.journal import Journal
+
+HELLO = Hello(samples=50, input_shape=[1, 8, 8], classes=10)
+
+
+def device(number: int) -> Identity:
+    return Identity(f"device-{number}", "device", number, 0, FOREVER)
+
+
+def enrolled(folder: Path, devices: int, **changes: Any) -> Rounds:
+    """Return a run with devices that have no data, before its first round."""
+    made = Rounds(recipe_of("fedavg", devices, data=SMALL["data"] | {"normalize": "none"}, **changes), folder)
+    for number in range(devices):
+        made.enrol(device(number), HELLO)
+    return made
+
+
+def upload(of: Rounds, seed: int) -> bytes:
+    generator = torch.Generator().manual_seed(seed)
+    return wire.encode(tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator), of._likes[0]))
+
+
+def take_all(of: Rounds) -> None:
+    """Open a round and take an update of everyone."""
+    of.open_next()
+    going = of._open
+    for number in going.cohort:
+        of.accept(device(number), Update(round=going.number, model=going.model, samples=50), upload(of, number))
+
+
+def test_a_round_closes_with_one_update_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the recipe trains in stacks; the sum is that of a simulator that trains one by one."""
+    alive: list[Any] = []
+    most = [0]
+    decode = wire.decode
+
+    def spy(data: bytes, like: Any) -> Any:
+        made = decode(data, like)
+        alive.append(weakref.ref(tree.leaves(made)[0]))
+        most[0] = max(most[0], sum(one() is not None for one in alive))
+        return made
+
+    with enrolled(tmp_path / "run", 20, engine={"threads": 1, "strategy": "stacked"}) as server:
+        server.begin()
+        take_all(server)
+        expected: Reduced | None = None
+        for number in range(20):
+            one = tree.map(lambda leaf: leaf.unsqueeze(0), decode(upload(server, number), server._likes[0]))
+            expected = server._server.join(expected, one, np.array([number]))
+        monkeypatch.setattr(rounds.wire, "decode", spy)
+        joined = server._joined()
+    assert len(alive) == 20
+    assert most[0] <= 2
+    assert joined is not None
+    assert expected is not None
+    assert wire.encode(joined.total) == wire.encode(expected.total)
+
+
+def test_enrolment_does_not_go_through_all_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A roster of everyone is made for a round, not for each newcomer."""
+    made: list[int] = []
+    roster_of = history.roster_of
+
+    def spy(members: Any, base: Any) -> Any:
+        made.append(len(members))
+        return roster_of(members, base)
+
+    monkeypatch.setattr(rounds, "roster_of", spy)
+    with enrolled(tmp_path / "run", 3) as server:
+        server.begin()
+        take_all(server)
+        server.close()
+        made.clear()
+        for number in range(3, 30):
+            server.enrol(device(number), HELLO)
+        assert made == []
+        server.open_next()
+        assert made == [30]
+        assert server._open.cohort == tuple(range(30))
+
+
+def test_who_waits_for_work_is_not_woken_by_anything_else() -> None:
+    async def waiting() -> None:
+        looked: list[int] = []
+        offered, other = Bell(), Bell()
+
+        async def idle(number: int) -> None:
+            await offered.within(3600.0, lambda: looked.append(number) is not None or len(looked) > 3)
+
+        tasks = [asyncio.create_task(idle(number)) for number in range(3)]
+        await asyncio.sleep(0)
+        assert looked == [0, 1, 2]
+        other.ring()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert looked == [0, 1, 2]
+        offered.ring()
+        await asyncio.gather(*tasks)
+        assert looked == [0, 1, 2, 0, 1, 2]
+
+    asyncio.run(waiting())
+
+
+class Two(NamedTuple):
+    """An upload."""
+
+    many: torch.Tensor
+    loss: torch.Tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_norm_of_an_update_is_bounded_as_exactly_as_ever(dtype: torch.dtype) -> None:
+    """A million ones have norm 1000, however small one of them is beside their sum."""
+    made = Two(torch.ones(10**6, dtype=dtype), torch.zeros((), dtype=dtype))
+    data = wire.encode(made)
+    for bound in (1000.0, 1000.1, 1112.0, 1e9):
+        assert torch.equal(opened_update(data, made, Two, bound).many, made.many)
+    for bound in (999.9, 890.0, 10.0):
+        with pytest.raises(Refused, match="the norm is 1e\\+03"):
+            opened_update(data, made, Two, bound)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+def test_a_number_that_is_not_finite_is_found_anywhere(value: float) -> None:
+    made = Two(torch.ones(10**6), torch.zeros(()))
+    made.many[-1] = value
+    with pytest.raises(Refused, match="NOT_FINITE: many"):
+        opened_update(wire.encode(made), made, Two, 1e6)
+
+
+def test_two_threads_may_write_one_journal(tmp_path: Path) -> None:
+    """The event loop writes of refusals while the worker thread writes of updates."""
+    journal = Journal(tmp_path / "journal.jsonl")
+
+    def write(who: int) -> None:
+        for number in range(200):
+            journal.write("refused", durable=False, who=who, number=number)
+
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = sorted((entry["who"], entry["number"]) for entry in Journal(tmp_path / "journal.jsonl").entries)
+    assert found == [(who, number) for who in range(4) for number in range(200)]
