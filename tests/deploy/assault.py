@@ -16,7 +16,19 @@ from typing import Any, NamedTuple
 
 from personafl.deploy import pki
 from personafl.deploy.device.training import LocalClient
-from personafl.deploy.net.messages import Message, Part, Pull, Refusal, Refused, Task, Update, digest_of, header, parse
+from personafl.deploy.net.messages import (
+    Code,
+    Message,
+    Part,
+    Pull,
+    Refusal,
+    Refused,
+    Task,
+    Update,
+    digest_of,
+    header,
+    parse,
+)
 from personafl.deploy.net.stream import CHUNK
 from personafl.deploy.net.transport import Channel
 
@@ -103,9 +115,9 @@ class Hostile:
         """Wait for the next round, and train for it."""
         if self.good is not None:
             self.before = (self.good, self.payload)
-        said = await self.line.ask(Pull(returning=self.client.number in self.client.state))
+        said = await self.line.ask(Pull(returning=self.client.state.known))
         while not isinstance(said.message, Task):
-            said = await self.line.ask(Pull(returning=self.client.number in self.client.state))
+            said = await self.line.ask(Pull(returning=self.client.state.known))
         self.client.train(said.message.round, said.message.model, said.payload)
         pending = self.client.state.pending
         assert pending is not None
@@ -113,10 +125,15 @@ class Hostile:
         self.payload = pending.update
 
     async def settle(self) -> None:
-        """Send the update that it owes."""
+        """Send the update that it owes; a round that does not wait for whoever sends bad numbers may be over."""
         assert self.good is not None
-        await self.line.ask(self.good, self.payload)
-        self.client.state.accepted()
+        try:
+            await self.line.ask(self.good, self.payload)
+            self.client.state.accepted()
+        except Refused as refused:
+            if refused.code is not Code.ROUND_CLOSED:
+                raise
+            self.client.state.refused()
 
     async def close(self) -> None:
         for line in self.lines.values():

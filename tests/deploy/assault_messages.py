@@ -14,7 +14,19 @@ from updates import CLASSES, saved
 
 from personafl.core import wire
 from personafl.deploy.net import messages
-from personafl.deploy.net.messages import Have, Hello, Knock, Leave, Message, Part, Pull, Status, digest_of, header
+from personafl.deploy.net.messages import (
+    Code,
+    Have,
+    Hello,
+    Knock,
+    Leave,
+    Message,
+    Part,
+    Pull,
+    Status,
+    digest_of,
+    header,
+)
 from personafl.deploy.net.stream import CHUNK
 
 KNOCK = json.loads(header(Knock()))
@@ -175,7 +187,7 @@ def payloads() -> list[Attack]:
         for name, (code, make) in CLASSES.items()
         if name not in ("an earlier round", "a later round")
     }
-    attacks += [_update(name, str(code), classed(make)) for name, (code, make) in known.items()]
+    attacks += [_update(name, _refused(code), classed(make)) for name, (code, make) in known.items()]
     return [*attacks, *squeezed()]
 
 
@@ -352,6 +364,11 @@ def protocol() -> list[Attack]:
     ]
 
 
+def _refused(code: Code) -> str:
+    """Return what is right for an update that is refused by a code; a round does not wait for whoever sends such."""
+    return f"{code}|ROUND_CLOSED" if code in (Code.NOT_FINITE, Code.NORM_TOO_LARGE) else str(code)
+
+
 def _good(hostile: Hostile) -> Any:
     assert hostile.good is not None
     return hostile.good
@@ -419,8 +436,8 @@ def compact() -> list[Attack]:
         _update("no places", form, changed("#sparse.places", lambda leaf: leaf[:0])),
         _update("places of 64 bits", form, changed("#sparse.places", lambda leaf: leaf.long())),
         _update("places that are fractions", form, changed("#sparse.places", lambda leaf: leaf.float())),
-        _update("a value that is NaN", "NOT_FINITE", changed("#sparse.values", first(float("nan")))),
-        _update("a value of 1e30", "NORM_TOO_LARGE", changed("#sparse.values", first(1e30))),
+        _update("a value that is NaN", "NOT_FINITE|ROUND_CLOSED", changed("#sparse.values", first(float("nan")))),
+        _update("a value of 1e30", "NORM_TOO_LARGE|ROUND_CLOSED", changed("#sparse.values", first(1e30))),
         _update("values of double precision", "BAD_DTYPE", changed("#sparse.values", lambda leaf: leaf.double())),
         _update("a shape of 10^9 × 10^9", "BAD_SHAPE", changed("#sparse.shape", lambda leaf: leaf.fill_(10**9))),
         _update("a shape that is turned", "BAD_SHAPE", changed("#sparse.shape", lambda leaf: leaf.flip(0))),
@@ -444,7 +461,9 @@ def large() -> list[Attack]:
     return [
         _update("203,163 empty tensors, 13 MB", "BAD_PAYLOAD", lambda h: h.say(_good(h), tensors)),
         _update("12 MB that are all header", "BAD_PAYLOAD", lambda h: h.say(_good(h), lying(h))),
-        _update("12 MB of one NaN", "NOT_FINITE", lambda h: h.say(*CLASSES["one NaN"][1](_good(h), h.payload))),
+        _update(
+            "12 MB of one NaN", "NOT_FINITE|ROUND_CLOSED", lambda h: h.say(*CLASSES["one NaN"][1](_good(h), h.payload))
+        ),
         _update("12 MB with a wrong digest", "BAD_DIGEST", lambda h: h.say(_good(h), h.payload, digest="a" * 64)),
         Attack(
             "payload",

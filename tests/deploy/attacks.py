@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -25,13 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 from clouds import CloudCluster, _slowly, little, played
-from processes import KILLED, Cluster, cluster, recipe_of
+from processes import KILLED, Cluster, cluster, plain, recipe_of
 
 from personafl.core import wire
 from personafl.deploy import pki
 from personafl.deploy.net.messages import digest_of
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.simulate import simulator
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
@@ -301,27 +303,30 @@ def recipe_for(part: str) -> Recipe:
     return recipe_of("fedavg" if part == "large" else "ditto", 4, deploy, **changes)
 
 
-def models_of(recipe: Recipe) -> tuple[list[str], dict[int, Any]]:
-    """Return the digest of the server's state after each round in the simulator, and the clients' states at the end."""
-    import tempfile
+def models_of(recipe: Recipe, taken: list[list[int]]) -> tuple[list[str], dict[int, Any]]:
+    """Return the digest of the server's state after each round in the simulator, and the clients' states at the end.
 
-    from processes import plain
-
+    In each round those take part whose updates were taken: all, but for one that sent bad numbers or left.
+    """
     job, digests = prepare(recipe), []
-    with tempfile.TemporaryDirectory() as folder:
-        simulation = Simulation(job.federation, Store(Path(folder) / "states", 2**30))
-        digests.append(digest_of(wire.encode(simulation.saved())))
-        for number in range(recipe.rounds):
-            simulation.step(number)
+    drawn = simulator.draw_cohort
+    simulator.draw_cohort = lambda *given: np.array(taken[min(given[-1], len(taken) - 1)], dtype=np.int64)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            simulation = Simulation(job.federation, Store(Path(folder) / "states", 2**30))
             digests.append(digest_of(wire.encode(simulation.saved())))
-        clients = [int(c) for c in job.federation.data.seen if int(c) in simulation.store]
-        return digests, {client: plain(simulation.store.get(client)) for client in clients}
+            for number in range(recipe.rounds):
+                simulation.step(number)
+                digests.append(digest_of(wire.encode(simulation.saved())))
+            clients = [int(c) for c in job.federation.data.seen if int(c) in simulation.store]
+            return digests, {client: plain(simulation.store.get(client)) for client in clients}
+    finally:
+        simulator.draw_cohort = drawn
 
 
 def siege(part: str, seconds: float, only: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """Go through the attacks of a part, or only through some."""
     recipe = recipe_for(part)
-    models, states = models_of(recipe)
     with cluster(recipe, Besieged) as made:
         made.part, made.seconds, made.only = part, seconds, only
         made.start("server")
@@ -337,14 +342,19 @@ def siege(part: str, seconds: float, only: Collection[str] = ()) -> Iterator[dic
         found, journal = made.outcome(), made.journal()
         log = (made.folder / "server.log").read_bytes()
     quiet = _quiet(calls, rows)
+    taken = [entry["taken"] for entry in journal if entry["event"] == "closed"]
+    models, states = models_of(recipe, taken)
     for row in rows:
-        yield _judged({**row, "taken": _taken(journal, row["round"])}, calls, quiet, made.ends, models)
+        more = {"taken": _taken(journal, row["round"]), "honest": {0, 1, 2} <= set(taken[row["round"] - 1])}
+        yield _judged({**row, **more}, calls, quiet, made.ends, models)
     yield {
         "part": part,
         "attacks": len(rows),
         "attempts": sum(sum(row["got"].values()) for row in rows),
         "quiet_p95_ms": round(1000 * quiet, 2),
         "bits": digest_of(found[0]) == models[-1] and found[1] == states,  # type: ignore[arg-type]
+        "rounds": len(taken),
+        "rounds_with_all_honest": sum({0, 1, 2} <= set(numbers) for numbers in taken),
         "ends": made.ends,
         "server_peak_mb": peak // 1024,
         "journal_lines": len(journal),
@@ -428,6 +438,7 @@ def _judged(
         "lived": not lost,
         "answered": not wrong,
         "bits": row["model"] == models[row["round"]],
+        "honest": row["honest"],
         "served": bool(len(during)) and bool(during[:, 2].all()),
         "quick": p95 <= 10 * quiet,
         "taken": row["taken"] < TAKEN,

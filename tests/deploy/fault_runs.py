@@ -63,7 +63,7 @@ class Device:
     def turn(self, rounds: Rounds, at: Callable[[str], None]) -> None:
         """Settle what is pending, and train if there is a round."""
         self.settle(rounds, at)
-        task = rounds.task(self.client.number, self.client.number in self.client.state)
+        task = rounds.task(self.client.number, self.client.state.known)
         if task is not None:
             self.client.train(*task)
             at(f"trained {self.client.number}")
