@@ -39,14 +39,14 @@ from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 
 QUIET = 0.3  # seconds before each attack
-PROBE, HOSTILE = "device-2", "device-3"
+HONEST, HOSTILE = ("device-0", "device-1", "device-2"), "device-3"
 TAKEN = 10.0  # seconds in which all honest updates of a round are taken, also during an attack
 FILES = 1024  # that a server may have open, as systems have it by default
 
 
 @dataclass
 class Besieged(Cluster):
-    """A server with three honest devices, one of which asks all the time, and one that attacks."""
+    """A server with three honest devices, which ask all the time besides, and one that attacks."""
 
     part: str = "messages"
     seconds: float = 1.0
@@ -66,8 +66,8 @@ class Besieged(Cluster):
         super().be(name)
 
     async def role(self, name: str, tell: Callable[[Any], None]) -> None:
-        if name == PROBE:
-            _probing(self.folder / "calls.txt")
+        if name in HONEST:
+            _probing(self.folder / f"{name}.calls")
         if name == HOSTILE:
             await self.attack(tell)
         await super().role(name, tell)  # also who has attacked goes on as it should
@@ -184,7 +184,7 @@ def _probing(path: Path) -> None:
                         except (Unreachable, messages.Refused):
                             well = 0
                         print(began, time.monotonic() - began, well, file=file, flush=True)
-                        await asyncio.sleep(0.04)  # far from what one device may ask in a second
+                        await asyncio.sleep(0.1)  # half of what one device may ask in a second
 
     device.Channel = Asking  # type: ignore[misc]
 
@@ -338,7 +338,7 @@ def siege(part: str, seconds: float, only: Collection[str] = ()) -> Iterator[dic
             made.start(name)
         peak = _watched(made)
         rows = [json.loads(line) for line in (made.folder / "attacks.jsonl").read_text().splitlines()]
-        calls = np.loadtxt(made.folder / "calls.txt", ndmin=2)
+        calls = np.concatenate([np.loadtxt(made.folder / f"{name}.calls", ndmin=2) for name in HONEST])
         found, journal = made.outcome(), made.journal()
         log = (made.folder / "server.log").read_bytes()
     quiet = _quiet(calls, rows)

@@ -16,8 +16,9 @@ from personafl.runs.listener import Listener
 from personafl.runs.loop import run_job
 from personafl.runs.result import Result
 from personafl.storage.failure import Failure
-from personafl.storage.files import read_json
+from personafl.storage.files import atomic_write, read_json
 from personafl.storage.rundir import RunDirectory, refuse_existing, set_aside
+from personafl.storage.seals import sealed_json
 
 CHANGES_FILE = "changes.json"  # of a run that began anew after it failed: keys of its recipe and their new values
 CONTINUE = "continue it there: personafl.resume({path}, {objects})"
@@ -49,6 +50,8 @@ def run_in(
     if again:
         check_split(path, job.federation.data)
         directory = RunDirectory(path)
+        if not (path / "split.json").exists():  # it was lost
+            atomic_write(path / "split.json", sealed_json(job.files()["split.json"]))
     else:
         directory = RunDirectory.create(path, job.files() | dict(also or {}))
     if (first := recipe.for_pretraining()) is not None:

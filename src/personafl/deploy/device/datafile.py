@@ -35,6 +35,7 @@ class OwnData:
 
     data: FederatedData
     profile: str | None
+    note: str = ""  # what its owner should know
 
 
 def load_own(source: str, number: int, recipe: Recipe) -> OwnData:
@@ -76,7 +77,9 @@ def _dealt(path: Path, number: int) -> OwnData:
     splits = [np.arange(bounds[place], bounds[place + 1]) for place in range(3)]
     known = {"label_names": tuple(about["label_names"]), "reading": Reading.model_validate(about.get("reading", {}))}
     own = _alone(number, splits, x=x, y=y, **{key: about[key] for key in ABOUT} | known)
-    return OwnData(own, about["profile"])
+    dealt = about.get("number", number)
+    other = f"--data {path}: was dealt to number {dealt}, and this device is number {number}; not the simulated run"
+    return OwnData(own, about["profile"], "" if dealt == number else other)
 
 
 def _raw(source: str, number: int, recipe: Recipe) -> FederatedData:

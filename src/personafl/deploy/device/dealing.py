@@ -69,6 +69,7 @@ def _packed(data: FederatedData, client: int, profile: str | None) -> bytes:
         **{key: getattr(data, key) for key in ABOUT},
         "reading": data.reading.model_dump(mode="json", exclude_none=True),
         "client": data.client_names[client],
+        "number": client,
         "profile": profile,
     }
     named = {"x": data.x[every].contiguous(), "y": data.y[every].contiguous(), "ends": torch.from_numpy(ends)}

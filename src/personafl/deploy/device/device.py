@@ -124,8 +124,8 @@ class _Device:
         welcome, text = await self._welcomed()
         given = f"the recipe of {config.server}", config.data, number, config.profile, config.state, welcome.run
         client = await self._work(lambda: LocalClient.opened(text, *given, config.policy))
-        if client.state.note:
-            self._tell(client.state.note)
+        for note in client.notes:
+            self._tell(note)
         self._tell(f"the recipe's SHA-256 is {client.digest}")
         self._expected(messages.Enrolled, await self._channel.ask(messages.Hello(**client.hello), client.sums))
         self._tell(f"enrolled as {self._identity.name}, number {number}, {client.samples} training samples")

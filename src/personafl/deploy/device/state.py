@@ -201,7 +201,10 @@ def _read(file: _Kept) -> _Content | None:
         kept = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         if kept["format"] != (_FORMAT if is_sealed(data) else _FIRST):
             return None
-        return json.loads(kept["about"]), wire.decode_named(data)
+        about = json.loads(kept["about"])
+        if kept["format"] == _FORMAT and len(about["rounds"]) != file.taken:
+            return None  # another file's bytes
+        return about, wire.decode_named(data)
     except (OSError, ValueError, KeyError, TypeError, BadInput):
         return None
 

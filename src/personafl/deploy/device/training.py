@@ -60,6 +60,7 @@ class LocalClient:
     ) -> None:
         self.number, self.profile, self.state, self.run = number, profile, state, state.run
         self.recipe, self.guard = recipe, guard
+        self.notes = [note for note in (state.note, own.note) if note]  # what is not as it should be, in a line each
         self.digest = ""  # of the recipe as it was sent, whatever moments of inputs it has by now
         algorithm, learners = _built(recipe, own, profile)
         self.method, self.network = algorithm.name, shared_network(recipe, algorithm, learners.data)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from personafl.deploy.net.identity import Files, identify
@@ -72,7 +73,7 @@ class Own:
         try:
             key = serialization.load_pem_private_key(pems.key, None).public_key()
             belongs = x509.load_pem_x509_certificate(pems.certificate).public_key() == key
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise BadInput(f"--identity {files.certificate}: it or its key cannot be read ({error})") from error
         if not belongs:
             raise BadInput(f"--identity {files.certificate}: {files.key} is not its key; carry both anew")
@@ -80,9 +81,25 @@ class Own:
 
 
 def check_lasting(files: Files) -> None:
-    """Fail if a machine's certificate has ended."""
-    if (text := Own(files).ended()) is not None:
+    """Fail if a machine's certificate has ended, or is not its authority's: others would only say no."""
+    own = Own(files)
+    if (text := own.ended()) is not None:
         raise BadInput(f"--identity {files.certificate}: {text}")
+    try:
+        certificate = x509.load_pem_x509_certificate(own.pems.certificate)
+        authorities = x509.load_pem_x509_certificates(own.pems.authority)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{files.authority}: cannot be read ({error}); carry it anew") from error
+    if not any(_issued(certificate, authority) for authority in authorities):
+        raise BadInput(f"--identity {files.certificate}: {files.authority} did not issue it; carry both anew")
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 def warn(files: Files, tell: Callable[[str], None]) -> None:
