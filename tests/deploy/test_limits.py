@@ -285,6 +285,22 @@ def test_only_who_may_send_a_payload_has_it_read(tmp_path: Path) -> None:
     asyncio.run(tried())
 
 
+def test_who_is_refused_while_it_sends_hears_why(authority: Path) -> None:
+    files, payload = pki.issue(authority, "device-1"), bytes(20 * CHUNK)
+
+    def closed(*_: object) -> int:
+        raise Refused(Code.ROUND_CLOSED, "round 1 is over")
+
+    async def late() -> None:
+        async with answering(authority, allowed=closed) as port, channel(port, files) as line:
+            for _ in range(10):
+                with pytest.raises(Refused) as caught:
+                    await line.ask(GOOD, payload, tries=1)
+                assert caught.value.code is Code.ROUND_CLOSED
+
+    asyncio.run(late())
+
+
 def test_a_device_whose_address_changed_goes_on_at_once(authority: Path) -> None:
     """Its old connection looks alive to the server; it held the device's place for two minutes."""
     files, payload = pki.issue(authority, "device-1"), bytes(range(256)) * (3 * CHUNK // 256)

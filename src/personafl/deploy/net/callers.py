@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from personafl.deploy.net.messages import Code, Refused
 
 AT_ONCE = 16  # calls of one identity; a device has two or three, and for a while those that its last address left
-RATE, BURST = 50.0, 100  # calls a second, and how many may come at once after a pause
+RATE, BURST = 20.0, 100  # calls a second, and how many may come at once after a pause
 _PAUSE = 1.0  # seconds that one call too many is kept waiting before it is refused
 
 

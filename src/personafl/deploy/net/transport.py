@@ -114,25 +114,33 @@ class Channel:
     async def _once(self, said: Said, offset: int, timeout: float) -> Said:
         part = self._partials.newest(said.message.kind)
         call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")(timeout=timeout)
+        arriving = receive(_read(call), said.message.kind, self._partials, lambda message, _: self._cap(message.kind))
+        reading = asyncio.create_task(arriving)  # meanwhile: the server may answer before the end, to refuse
         try:
-            for frame in frames(said, part, offset):
-                await call.write(frame)
-            await call.done_writing()
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            pass  # the server may have answered before the end, to refuse: see what it says
-        message, _, payload = await receive(
-            _read(call), said.message.kind, self._partials, lambda message, _: self._cap(message.kind)
-        )
-        with contextlib.suppress(grpc.aio.AioRpcError):
+            with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # see what it says
+                for frame in frames(said, part, offset):
+                    if reading.done():
+                        break
+                    await call.write(frame)
+                else:
+                    await call.done_writing()
+            message, _, payload = await reading
+        finally:
             call.cancel()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
         if isinstance(message, messages.Refusal):
             raise Refused(message.code, message.text, by_peer=True)
         return Said(message, payload)
 
 
 async def _read(call: Any) -> AsyncIterator[bytes]:
-    while (frame := await call.read()) is not grpc.aio.EOF:
-        yield frame
+    """Yield the frames of an answer; one that breaks ends there, for what came of it counts."""
+    frame = await call.read()
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while frame is not grpc.aio.EOF:
+            yield frame
+            frame = await call.read()
 
 
 @contextlib.asynccontextmanager
