@@ -87,9 +87,9 @@ def test_enrolment_does_not_go_through_all_devices(tmp_path: Path, monkeypatch: 
     made: list[int] = []
     roster_of = history.roster_of
 
-    def spy(members: Any, base: Any) -> Any:
+    def spy(members: Any, *others: Any) -> Any:
         made.append(len(members))
-        return roster_of(members, base)
+        return roster_of(members, *others)
 
     monkeypatch.setattr(rounds, "roster_of", spy)
     with enrolled(tmp_path / "run", 3) as server:
