@@ -112,6 +112,8 @@ evidence-deploy: install-deploy
 	$(EVIDENCE) dropouts
 	$(EVIDENCE) load 200
 	for part in equal kills random failpoints down delays; do $(BIN)/python tests/deploy/clouds.py $$part || exit 1; done
+	$(BIN)/python tests/deploy/attacks.py
+	for part in damage kills full; do $(BIN)/python tests/deploy/faults.py $$part || exit 1; done
 
 # The documentation as a site, in site/: open site/index.html, its search works from disk too. Warnings are errors; nothing is loaded from elsewhere.
 docs: install-dev
