@@ -64,12 +64,12 @@ class Offline:
     def train(self, number: int) -> None:
         """Let a device do what it has to do, but send nothing."""
         client, state = self.clients[number], self.clients[number].state
-        task = self.rounds.task(number, number in state)
+        task = self.rounds.task(number, state.known)
         if task is not None and state.pending is None:
             if done := state.go_back(self.rounds.counted(number)):
                 state.write()
                 self.said.append(done)
-                task = self.rounds.task(number, number in state)
+                task = self.rounds.task(number, state.known)
                 assert task is not None
             client.train(*task)
 

@@ -1,6 +1,6 @@
 """Servers and devices as real processes on loopback, made by forking, and evidence gathered with them.
 
-    python tests/deploy/processes.py equal | kills | failpoints | malformed | dropouts | load | canary | bare
+    python tests/deploy/processes.py equal | kills | failpoints | full | malformed | dropouts | load | canary | bare
 
 Prints one JSON line per result. A forked child has torch and the data already, so it costs a fraction of a second; gRPC
 is imported in children only, for it does not survive a fork.
@@ -31,6 +31,7 @@ from personafl.core import wire
 from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.state import DeviceState
+from personafl.errors import StorageFailed
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.simulate.simulator import Simulation
@@ -51,6 +52,7 @@ SMALL: dict[str, Any] = {
 }
 MEMORY = Path("/dev/shm")  # a kill is the same there, and fsync is quick
 States = dict[int, dict[str, bytes]]
+FULL = 28  # what a process ends with that found the disk full
 HANGING = 1800.0  # seconds after which a wait is in vain, on however busy a machine
 
 
@@ -140,6 +142,9 @@ class Cluster:
                 before()
             self.be(name)
             code = 0
+        except StorageFailed as error:
+            print(f"ended: {error}")
+            code = FULL
         except BaseException:
             import traceback
 
@@ -200,12 +205,12 @@ class Cluster:
             os.waitpid(self.living.pop(name), 0)
 
     def wait(self, seconds: float = HANGING) -> None:
-        """Wait until all have ended well; a process that was killed is started again."""
+        """Wait until all have ended well; a process that was killed, or found no space, is started again."""
         end = time.monotonic() + seconds
         while self.living:
             self.reap()
             for name, code in list(self.codes.items()):
-                if code == -signal.SIGKILL:
+                if code in (-signal.SIGKILL, FULL):
                     del self.codes[name]
                     self.start(name)
                 elif code:
@@ -376,6 +381,44 @@ def kill_at_writes(
         yield {"victim": victim, "failpoints": count}
 
 
+def full(every: int = 1) -> Iterator[dict[str, Any]]:
+    """Let the disk of the server, and of a device, be full at each of its writes, one after another."""
+    recipe = recipe_of("scaffold", 2, **FEW)
+    places = {"server": "run", "device-0": "devices/device-0"}
+    yield from full_at_writes(recipe, Cluster, places, simulated(recipe), every)
+
+
+def full_at_writes(
+    recipe: Recipe, kind: type[Cluster], places: dict[str, str], wanted: object, every: int, length: int = 3
+) -> Iterator[dict[str, Any]]:
+    """Let some writes of a process to a place fail, from each on, or from every n-th; so for all in `places`."""
+    from full import Full
+
+    for victim, place in places.items():
+        at = count = 0
+        hit = True
+        while hit:
+            with cluster(recipe, kind) as made:
+                told = made.folder / "hit"
+                disk = Full(made.folder / place, at, length, told)
+                for name in made.names:
+                    made.start(name, (lambda: disk.__enter__() and None) if name == victim else None)  # noqa: B023
+                made.wait()
+                hit, found, log = told.exists(), made.outcome(), made.log(victim)
+            if hit:
+                count += 1
+                ended = log.count("ended: ")
+                yield {
+                    "victim": victim,
+                    "at": at,
+                    "equal": found == wanted,
+                    "tracebacks": log.count("Traceback"),
+                    "ended": ended,
+                }
+                at += every
+        yield {"victim": victim, "full": count}
+
+
 def dropouts(rounds: int = 30, clients: int = 10) -> Iterator[dict[str, Any]]:
     """Let a share of the devices be late in each round, and compare accuracy and the time of rounds."""
     learning = {"rounds": rounds, "model": {"name": "mlp", "hidden": [16]}, "training": {"epochs": 1, "batch": 16}}
@@ -515,7 +558,7 @@ async def _hostile(made: Cluster, count: int, classes: Any, generated: Any, end:
 
     from personafl.deploy.device.datafile import load_own
     from personafl.deploy.device.training import LocalClient
-    from personafl.deploy.net.messages import Hello, Pull, Refused, Update, digest_of
+    from personafl.deploy.net.messages import Hello, Pull, Refused, Update
     from personafl.deploy.net.transport import Channel
 
     line = Channel(f"localhost:{made.port}", pki.Files.beside(made.folder / "pki" / "device-0.pem"), lambda kind: 2**24)
@@ -529,7 +572,7 @@ async def _hostile(made: Cluster, count: int, classes: Any, generated: Any, end:
     said = await line.ask(Pull(returning=False))
     while said.message.kind != "task":
         said = await line.ask(Pull(returning=False))
-    before = digest_of(said.payload)
+    before = kept_model(made)
     client.train(said.message.round, said.message.model, said.payload)  # type: ignore[attr-defined]
     pending = client.state.pending
     assert pending is not None
@@ -549,8 +592,8 @@ async def _hostile(made: Cluster, count: int, classes: Any, generated: Any, end:
             accepted += 1
         except Refused as refused:
             codes[refused.code] += 1
-    after = digest_of((await line.ask(Pull(returning=False))).payload)
-    result = {"sent": tried, "accepted": accepted, "codes": dict(codes), "model_unchanged": before == after}
+    unchanged = before == kept_model(made)
+    result = {"sent": tried, "accepted": accepted, "codes": dict(codes), "model_unchanged": unchanged}
     os.write(end, json.dumps(result).encode())
     await line.close()
 
@@ -586,6 +629,11 @@ def bare(connections: int = 1100, files: int = 256) -> Iterator[dict[str, Any]]:
         closed = sum(entry["event"] == "closed" for entry in made.journal())
     seconds = round(time.monotonic() - began, 1)
     yield {"connections": opened, "files": files, "most_files": most, "rounds": closed, "seconds": seconds}
+
+
+def kept_model(made: Cluster) -> bytes:
+    directory = RunDirectory(made.folder / "run")
+    return directory.server_bytes(directory.checkpoint())
 
 
 def canary(methods: list[str]) -> Iterator[dict[str, Any]]:
@@ -671,6 +719,7 @@ if __name__ == "__main__":
         "equal": lambda: equal(rest or list(METHODS)),
         "kills": lambda: kills(range(*numbers or (120,))),
         "failpoints": lambda: failpoints(*numbers),
+        "full": lambda: full(*numbers),
         "malformed": lambda: malformed(*numbers),
         "dropouts": lambda: dropouts(*numbers),
         "load": lambda: load(*numbers),

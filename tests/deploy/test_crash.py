@@ -35,6 +35,19 @@ def test_some_failpoints() -> None:
     assert sum(result.get("failpoints", 0) for result in results) >= 2
 
 
+@pytest.mark.system
+def test_some_writes_to_a_full_disk() -> None:
+    results = driven("full", "25")
+    assert all(result["equal"] and not result["tracebacks"] for result in results if "equal" in result)
+    assert sum(result.get("full", 0) for result in results) >= 4
+
+
+@pytest.mark.slow
+def test_every_write_to_a_full_disk() -> None:
+    results = [result for result in driven("full") if "equal" in result]
+    assert [result for result in results if not result["equal"] or result["tracebacks"]] == []
+
+
 @pytest.mark.slow
 def test_every_method_is_the_simulator_with_eight_devices() -> None:
     results = driven("equal")

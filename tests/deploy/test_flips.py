@@ -98,6 +98,7 @@ def test_states_and_data_of_version_0_1_are_read(tmp_path: Path) -> None:
         wanted = run.go_on(1).outcome()[1][0]
         folder, name = tmp_path / "devices" / "device-0", run.rounds.run
         before = newest(run, 0).read_bytes().replace(b'"crc32":"', b'"czz32":"').replace(b"device 2", b"device 1")
+        before = before.replace(b'\\"file\\"', b'\\"then\\"')
         data = tmp_path / "dealt" / "device-0.safetensors"
         old = data.read_bytes().replace(b'"crc32":"', b'"czz32":"').replace(FORMAT.encode(), b"personafl data 1")
     shutil.rmtree(folder)

@@ -17,8 +17,7 @@ from personafl import cli
 from personafl.deploy import pki
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Hello, Refused, Report, Said
-from personafl.deploy.server import rounds as rounds_module
-from personafl.deploy.server import service
+from personafl.deploy.server import members, service
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import Server, ServerConfig
 from personafl.errors import printable
@@ -45,6 +44,7 @@ def test_a_servers_texts_reach_no_terminal(
     async def refuse(identity: Identity, said: Said) -> Said:
         if identity.name == "coordinator":
             rows = [{"name": HOSTILE, "number": 1, "samples": 2, "left": False, "alive": True}]
+            rows[0] |= {"dropped": False, "revoked": False}
             facts: dict[str, Any] = {"name": HOSTILE, "method": HOSTILE, "rounds": 3, "done": 1, "finished": False}
             facts |= {"open": None, "devices": rows, "refused": {HOSTILE: 1}}
             return Said(Report(), json.dumps(facts).encode())
@@ -80,7 +80,8 @@ def test_refusals_are_told_and_written_down_only_so_often(tmp_path: Path, monkey
     files = pki.issue(tmp_path / "pki", "server")
     told: list[str] = []
     with Rounds(recipe, tmp_path / "run") as rounds, ThreadPoolExecutor(1) as worker:
-        config = ServerConfig(recipe=recipe, out=tmp_path, files=files, revocations=tmp_path, listen="localhost:0")
+        listed = tmp_path / "pki" / "revoked.pem"
+        config = ServerConfig(recipe=recipe, out=tmp_path, files=files, revocations=listed, listen="localhost:0")
         serving = Server(config, rounds, worker, lambda event: told.append(str(event)))
         for _ in range(9):
             serving._refused("device-0", Refused(Code.MALFORMED, HOSTILE * 1000))
@@ -93,7 +94,7 @@ def test_refusals_are_told_and_written_down_only_so_often(tmp_path: Path, monkey
 
 
 def test_one_that_comes_and_goes_does_not_fill_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module, "_MOST_LEAVES", 3)
+    monkeypatch.setattr(members, "_MOST_LEAVES", 3)
     pki.init(tmp_path / "pki")
     who = identity_of(tmp_path / "pki", "device-0")
     recipe = recipe_of("fedavg", 2).model_dump(mode="json", exclude_none=True)

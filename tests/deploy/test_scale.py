@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from test_updates import FOREVER
 from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Hello, Refused, Update
+from personafl.deploy.net.messages import Hello, Pull, Refused, Said, Update
 from personafl.deploy.net.payload import opened_update
+from personafl.deploy.net.stream import Partials, frames, receive
 from personafl.deploy.server import history, rounds
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import Bell
@@ -85,9 +87,9 @@ def test_enrolment_does_not_go_through_all_devices(tmp_path: Path, monkeypatch: 
     made: list[int] = []
     roster_of = history.roster_of
 
-    def spy(members: Any, base: Any) -> Any:
+    def spy(members: Any, *others: Any) -> Any:
         made.append(len(members))
-        return roster_of(members, base)
+        return roster_of(members, *others)
 
     monkeypatch.setattr(rounds, "roster_of", spy)
     with enrolled(tmp_path / "run", 3) as server:
@@ -123,6 +125,41 @@ def test_who_waits_for_work_is_not_woken_by_anything_else() -> None:
         assert looked == [0, 1, 2, 0, 1, 2]
 
     asyncio.run(waiting())
+
+
+def test_payloads_that_were_not_looked_at_yet_count_and_others_wait_their_turn() -> None:
+    """However many devices send at once, so many of their updates are held; nobody is refused, and all get through."""
+
+    async def sent() -> None:
+        partials, held, order = Partials(300, patience=3600.0), [0, 0], list[str]()
+        ends = [asyncio.Event() for _ in range(12)]
+
+        async def one(number: int) -> None:
+            pieces = list(frames(Said(Pull(returning=True), bytes([number]) * 100)))
+
+            async def incoming() -> AsyncIterator[bytes]:
+                for piece in pieces:
+                    yield piece
+
+            *_, payload = await receive(incoming(), f"device-{number}", partials, lambda *_: 100)
+            with partials.handling(payload):
+                held[0] += 1
+                held[1] = max(held)
+                order.append(f"device-{number}")
+                await ends[number].wait()
+                held[0] -= 1
+
+        tasks = [asyncio.create_task(one(number)) for number in range(12)]
+        for number, end in enumerate(ends):
+            while len(order) <= number:
+                await asyncio.sleep(0)
+            end.set()
+        await asyncio.gather(*tasks)
+        assert held == [0, 3]
+        assert order == [f"device-{number}" for number in range(12)]
+        assert partials.held == 0
+
+    asyncio.run(sent())
 
 
 class Two(NamedTuple):

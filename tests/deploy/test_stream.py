@@ -273,7 +273,7 @@ def test_an_answer_that_breaks_off_is_continued(tmp_path: Path, monkeypatch: pyt
 
     original = listening.frames
 
-    def breaking(said: Said, have: Part | None = None, offset: int = 0) -> Any:
+    def breaking(said: Said, have: Part | None = None, offset: int = 0, chunk: int = CHUNK) -> Any:
         for place, frame in enumerate(original(said, have, offset)):
             if said.payload == payload:
                 sent.append(len(frame))

@@ -141,7 +141,7 @@ class _Authority:
     @contextlib.contextmanager
     def locked(self) -> Iterator[_Authority]:
         """Hold the directory: two commands must not give out one number."""
-        with storage(self.directory), open(self.directory / "lock", "w") as lock:
+        with storage(self.directory), open(self.directory / "lock", "w", opener=_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.issued = self._read()
             yield self
@@ -219,6 +219,10 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

@@ -121,13 +121,13 @@ def sync(path: Path) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replace a JSON file; it has a line for each key, for indentation is slow and takes a line for each number."""
     lines = (f"{json.dumps(key)}: {json.dumps(value[key], sort_keys=True)}" for key in sorted(value))
-    atomic_write(path, sealed_json("{\n" + ",\n".join(lines) + "\n}\n"))
+    atomic_write(path, sealed_json("{\n" + ",\n".join(lines) + "\n}\n", path.name))
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file that personafl wrote."""
     try:
-        return opened_json(path.read_bytes())
+        return opened_json(path.read_bytes(), path.name)
     except FileNotFoundError as error:
         raise BadInput(f"{path}: not found; is {path.parent} a run directory?") from error
     except (ValueError, OSError) as error:

@@ -77,7 +77,8 @@ class RunDirectory:
             try:
                 temporary.chmod(mode)
                 for name, text in files.items():
-                    atomic_write(temporary / name, sealed_json(text) if name.endswith(".json") else text.encode())
+                    sealed = sealed_json(text, name) if name.endswith(".json") else text.encode()
+                    atomic_write(temporary / name, sealed)
                     if name.endswith(".toml"):
                         atomic_write(_fingerprint_file(temporary / name), _fingerprint(text.encode()))
                 temporary.rename(path)

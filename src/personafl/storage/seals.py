@@ -57,22 +57,20 @@ def read_sealed(path: Path, remedy: str) -> bytes:
     return data
 
 
-def sealed_json(text: str) -> bytes:
-    """Return the text of a JSON object with its checksum as the last key."""
+def sealed_json(text: str, name: str) -> bytes:
+    """Return the text of a JSON object with a checksum, of the file's name too, as its last key; a list has none."""
+    if not text.rstrip().endswith("}"):
+        return text.encode()
     head = text.rstrip().removesuffix("}").rstrip().encode()
     head += b"\n" if head.endswith(b"{") else b",\n"
-    return b"%b%b%d\n}\n" % (head, _LAST, zlib.crc32(head))
+    return b"%b%b%d\n}\n" % (head, _LAST, zlib.crc32(head, zlib.crc32(name.encode())))
 
 
-def opened_json(data: bytes) -> Any:
+def opened_json(data: bytes, name: str) -> Any:
     """Return what JSON says that may have a checksum; fail with a ValueError if it is no JSON, or has another."""
     value = json.loads(data)
-    if (
-        isinstance(value, dict)
-        and isinstance(value.get("crc"), int)
-        and value["crc"] != zlib.crc32(data.rpartition(_LAST)[0])
-    ):
-        raise ValueError("it was damaged since it was written: its checksum is another")
-    if isinstance(value, dict):
-        value.pop("crc", None)
+    if isinstance(value, dict) and (told := value.pop("crc", None)) is not None:
+        head = data.rpartition(_LAST)[0]
+        if told != zlib.crc32(head, zlib.crc32(name.encode())):
+            raise ValueError("it was damaged since it was written: its checksum is another")
     return value

@@ -95,7 +95,7 @@ class Store(States):
         self._replaced: list[NDArray[Any]] = []  # places that the next index does not refer to any more
         self._garbage: list[NDArray[Any]] = []  # places that the last index does not refer to any more
         with storage(directory):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(directory.parent.stat().st_mode & 0o777, exist_ok=True)  # for whom all of it is for
         if index:
             self._open()
         self.collect()

@@ -157,10 +157,10 @@ class _Device:
     async def _turn(self) -> bool:
         """Do what there is to do; return whether the run is finished."""
         client = self._client
-        client.check_traffic()
         began = time.monotonic()
         try:
             await self._settle()
+            client.check_traffic()
             said, payload = await self._channel.ask(messages.Pull(returning=client.state.known))
         except Refused as refused:
             if refused.code is not Code.NOT_ENROLLED:

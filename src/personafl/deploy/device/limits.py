@@ -28,6 +28,9 @@ class _Alarm:
         self.rang = False
         self._timer = threading.Timer(seconds, self._ring)
         self._timer.daemon = True
+
+    def start(self) -> None:
+        """Let the time run; it may be up before this returns."""
         self._timer.start()
 
     def _ring(self) -> None:
@@ -56,6 +59,7 @@ def within_seconds(seconds: float | None, work: Callable[[], T], said: str) -> T
     alarm = _Alarm(seconds)
     try:
         try:
+            alarm.start()
             result = work()
         finally:
             alarm.stop()

@@ -135,7 +135,10 @@ class DeviceState:
         """Make it durable, and remove files that are not needed any more."""
         pending = self.pending
         named = {f"state/{path}": leaf for path, leaf in (self.entry or {}).items()}
+        before, taken = _files(self.directory), len(self.rounds)
+        number = before[0].number + 1 if before else 1
         about = {
+            "file": number,
             "run": self.run,
             "number": self._number,
             "known": self.entry is not None,
@@ -147,8 +150,6 @@ class DeviceState:
             named |= {f"next/{path}": leaf for path, leaf in pending.state.items()}
             named["update"] = torch.frombuffer(bytearray(pending.update), dtype=torch.uint8)
         data = sealed(safetensors.torch.save(named, {"format": _FORMAT, "about": json.dumps(about)}))
-        before, taken = _files(self.directory), len(self.rounds)
-        number = before[0].number + 1 if before else 1
         atomic_write(self.directory / f"state-{number:06d}-{taken:06d}.safetensors", *data)
         with storage(self.directory):
             for file in {*before[1:], *self._damaged} - self._for_going_back(before, taken):
@@ -202,9 +203,7 @@ def _read(file: _Kept) -> _Content | None:
         if kept["format"] != (_FORMAT if is_sealed(data) else _FIRST):
             return None
         about = json.loads(kept["about"])
-        if kept["format"] == _FORMAT and len(about["rounds"]) != file.taken:
-            return None  # another file's bytes
-        return about, wire.decode_named(data)
+        return (about, wire.decode_named(data)) if about.get("file", file.number) == file.number else None
     except (OSError, ValueError, KeyError, TypeError, BadInput):
         return None
 

@@ -32,6 +32,9 @@ OnRefusal = Callable[[str, Refused], None]  # (whose message, why): for the log
 _RESERVE = 64  # file descriptors for the journal, updates and checkpoints, and for connections that are being refused
 _FILES = 2**16  # as many as are used where the system allows it
 _HEADER_SECONDS = 10.0
+_CHUNK, _SENDING = 2**18, 32  # bytes of a frame of an answer, and how many are sent at the same time
+_PROMPT = 1.0  # seconds after which a frame that its peer does not read is not counted among them
+_ROOM_SECONDS = 10.0  # that whoever is next to send a payload waits for room
 _OPTIONS = [
     *OPTIONS,
     ("grpc.so_reuseport", 0),
@@ -39,6 +42,7 @@ _OPTIONS = [
     ("grpc.max_connection_idle_ms", 20_000),  # without a call
     ("grpc.max_concurrent_streams", AT_ONCE),  # of a connection
     ("grpc.max_metadata_size", 8 * 2**10),
+    ("grpc.http2.bdp_probe", 0),  # else each sender that waits for its turn has a whole chunk in memory here
     ("grpc.keepalive_time_ms", 10_000),  # finds connections whose other end is gone
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
@@ -59,7 +63,7 @@ async def serve(
     `handle(identity, said)` returns what to say, or raises `Refused`. `allowed` says who may send which payload, or
     refuses it before it is read; `budget` bounds all payloads that are on their way in.
     """
-    answers = _Answers(revocations, handle, allowed, Partials(budget), on_refusal)
+    answers = _Answers(revocations, handle, allowed, Partials(budget, _ROOM_SECONDS), on_refusal)
     own = Own(files)
     server = grpc.aio.server(options=[*_OPTIONS, ("grpc.max_allowed_incoming_connections", _connections(address))])
     handlers = {METHOD: grpc.stream_stream_rpc_method_handler(answers.exchange)}
@@ -86,6 +90,7 @@ class _Answers:
     partials: Partials
     on_refusal: OnRefusal
     callers: Callers = field(default_factory=Callers)
+    sending: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_SENDING))
 
     async def exchange(self, incoming: AsyncIterator[bytes], context: Any) -> None:
         """Answer a call, within its time."""
@@ -109,13 +114,24 @@ class _Answers:
         except Refused as refused:
             await self._refuse(identity.name, refused, context)
             return
-        for frame in frames(reply, offset=_agreed(reply, have)):
-            await context.write(frame)
+        for frame in frames(reply, offset=_agreed(reply, have), chunk=_CHUNK):
+            await self._send(frame, context)
 
     async def _refuse(self, who: str, refused: Refused, context: Any) -> None:
         self.on_refusal(who, refused)
         for frame in frames(Said(messages.Refusal(code=refused.code, text=refused.text[:2000]))):
             await context.write(frame)
+
+    async def _send(self, frame: bytes, context: Any) -> None:
+        """Send a frame; few at a time, for each is copied, and a round begins for all devices at once."""
+        async with self.sending:
+            write = asyncio.ensure_future(context.write(frame))
+            try:
+                await asyncio.wait({write}, timeout=_PROMPT)
+            except asyncio.CancelledError:
+                write.cancel()
+                raise
+        await write
 
     async def _answer(self, identity: Identity, incoming: AsyncIterator[bytes]) -> tuple[Said, Part | None]:
         """Return what to say, and what the peer has of it already."""
@@ -128,7 +144,8 @@ class _Answers:
             return Said(messages.Held(size=self.partials.size(identity.name, message.digest))), None
         if payload:
             self.revocations.check(identity)  # again, for it may have taken minutes
-        return await self.handle(identity, Said(message, payload)), envelope.have
+        with self.partials.handling(payload):
+            return await self.handle(identity, Said(message, payload)), envelope.have
 
 
 def _configured(own: Own) -> grpc.ServerCertificateConfiguration:

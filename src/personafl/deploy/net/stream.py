@@ -1,10 +1,11 @@
-"""How a message travels: one frame with its header, then its payload in chunks of 1 MB.
+"""How a message travels: one frame with its header, then its payload in chunks of up to 1 MB.
 
 A payload is named by its digest, so what is left of a broken transfer is continued: the receiver keeps what it got, and
 the sender goes on from there. Memory is bounded: a payload is refused by its announced size before a byte of it is
-read, each peer has at most one payload on the way, all of those together fit a budget, and what is kept of broken ones
-fits as much again. Nobody holds a place for nothing: where there is none left, the sender that would take longest gives
-way, and a peer's newest connection takes the place of its older one.
+read, each peer has at most one payload on the way, all of those together fit a budget, with those that were not looked
+at yet, and what is kept of broken ones fits as much again. Who comes when there is no room waits its turn. Nobody holds
+a place for nothing: where there is none left, the sender that would take longest gives way, and a peer's newest
+connection takes the place of its older one.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from personafl.deploy.net.messages import (
 CHUNK = 2**20
 FRAME_BYTES = CHUNK + HEADER_BYTES  # the largest that gRPC lets through
 GRACE = 5.0  # seconds that a sender has its place for certain, and that it may still take when others wait
+_LOOK = 0.5  # seconds after which whoever is next looks again who has become slow
 _TAKEN = "another connection of yours, or a faster sender, has its place"
 Cap = Callable[[Message, Part], int]  # whose payload it is, and what was announced -> most bytes of it
 
@@ -60,8 +62,11 @@ class _Partial:
 class Partials:
     """The payloads that have begun to arrive, one per peer."""
 
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
+    def __init__(self, budget: int, patience: float = 0.0) -> None:
+        """Hold so many bytes; whoever is next waits for room for so many seconds before it is refused."""
+        self._budget, self._patience = budget, patience
+        self._whole = 0  # bytes that came, and are being looked at
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
         self._of: dict[str, _Partial] = {}  # those that nobody is sending in the order in which they were left
         self._slow: set[str] = set()  # who had to give way, and has not sent a whole payload since
 
@@ -86,8 +91,8 @@ class Partials:
     @contextlib.asynccontextmanager
     async def arriving(self, peer: str, part: Part) -> AsyncIterator[_Partial]:
         """Give where the bytes of a payload go. Who has to give way meanwhile is refused, and what came is kept."""
-        partial, clock = self._begin(peer, part), asyncio.timeout(None)
-        partial.clock = clock
+        clock = asyncio.timeout(None)
+        partial = await self._admitted(peer, part, clock)
         try:
             async with clock:
                 yield partial
@@ -103,7 +108,33 @@ class Partials:
         """Forget what a peer was sending."""
         self._of.pop(peer, None)
 
-    def _begin(self, peer: str, part: Part) -> _Partial:
+    @contextlib.contextmanager
+    def handling(self, payload: bytes) -> Iterator[None]:
+        """Count a payload that has come whole, while it is looked at: many may be waiting for that."""
+        self._whole += len(payload)
+        try:
+            yield
+        finally:
+            self._whole -= len(payload)
+            self._freed.set()
+
+    async def _admitted(self, peer: str, part: Part, clock: asyncio.Timeout) -> _Partial:
+        """Begin a payload as soon as there is room, first come, first served."""
+        now = asyncio.get_running_loop().time
+        async with self._turn:
+            end = now() + self._patience
+            while True:
+                try:
+                    return self._begin(peer, part, clock)
+                except Refused as refused:
+                    if refused.code is not Code.BUSY or peer in self._slow or now() >= end:
+                        raise
+                self._freed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK):
+                        await self._freed.wait()
+
+    def _begin(self, peer: str, part: Part, clock: asyncio.Timeout) -> _Partial:
         self._end(peer)
         partial = self._of.get(peer)
         if partial is None or (partial.part.digest, partial.part.size) != (part.digest, part.size) or not part.offset:
@@ -112,7 +143,7 @@ class Partials:
             raise Refused(Code.BAD_OFFSET, f"{len(partial.data)} bytes of it are here")
         now = asyncio.get_running_loop().time()
         self._make_room(peer, part.size, now)
-        partial.began = now, len(partial.data)
+        partial.began, partial.clock = (now, len(partial.data)), clock
         self._of[peer] = partial
         return partial
 
@@ -143,6 +174,7 @@ class Partials:
         partial = self._of.pop(peer)
         partial.clock = None
         self._of[peer] = partial
+        self._freed.set()
         left = iter([other for other, partial in self._of.items() if not partial.clock])
         while self._kept > self._budget:
             del self._of[next(left)]
@@ -154,15 +186,15 @@ class Partials:
 
     @property
     def _reserved(self) -> int:
-        return sum(partial.part.size for partial in self._of.values() if partial.clock)
+        return self._whole + sum(partial.part.size for partial in self._of.values() if partial.clock)
 
     @property
     def _kept(self) -> int:
         return sum(len(partial.data) for partial in self._of.values() if not partial.clock)
 
 
-def frames(said: Said, have: Part | None = None, offset: int = 0) -> Iterator[bytes]:
-    """Yield the frames of a message; of its payload the bytes from `offset` on.
+def frames(said: Said, have: Part | None = None, offset: int = 0, chunk: int = CHUNK) -> Iterator[bytes]:
+    """Yield the frames of a message; of its payload the bytes from `offset` on, in chunks.
 
     `have` is what the sender already has of the reply that it expects.
     """
@@ -171,8 +203,8 @@ def frames(said: Said, have: Part | None = None, offset: int = 0) -> Iterator[by
         yield header(message, None, have)
         return
     yield header(message, Part(size=len(payload), digest=digest_of(payload), offset=offset), have)
-    for start in range(offset, len(payload), CHUNK):
-        yield payload[start : start + CHUNK]
+    for start in range(offset, len(payload), chunk):
+        yield payload[start : start + chunk]
 
 
 async def receive(

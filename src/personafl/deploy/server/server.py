@@ -19,7 +19,7 @@ from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.service import LOST, PATIENCE, Bell, Event, Listener, Service, ServiceConfig
 from personafl.recipe.recipe import Recipe
 
-_AT_ONCE = 16  # updates on their way in, at their largest
+_ROOM, _AT_ONCE = 2**26, 4  # bytes of updates that are not on disk yet, and how many have room at their largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,8 @@ class Server(Service):
     async def run(self) -> None:
         """Answer devices and go through the rounds."""
         rounds = self._rounds
-        async with self._serving(_AT_ONCE * max(rounds.payload_bytes, rounds.sums_bytes)) as port:
+        largest = max(rounds.payload_bytes, rounds.sums_bytes)
+        async with self._serving(max(_ROOM, _AT_ONCE * largest)) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
             self._tell(Event("recipe", f"its SHA-256 is {rounds.recipe.digest()}"))
             await self._train()
