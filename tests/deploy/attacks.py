@@ -41,6 +41,7 @@ from personafl.storage.store import Store
 QUIET = 0.3  # seconds before each attack
 HONEST, HOSTILE = ("device-0", "device-1", "device-2"), "device-3"
 TAKEN = 10.0  # seconds in which all honest updates of a round are taken, also during an attack
+SPARE = 40  # rounds more than attacks: some end without the attacker, and the next begins at once
 FILES = 1024  # that a server may have open, as systems have it by default
 
 
@@ -166,6 +167,9 @@ def _probing(path: Path) -> None:
         async def ask(self, message: Any, *rest: Any, **options: Any) -> Any:
             if isinstance(message, messages.Hello):
                 self.hello = message
+            if isinstance(message, messages.Leave):  # a hello after it would enrol again
+                self._asking.cancel()
+                await asyncio.gather(self._asking, return_exceptions=True)
             return await super().ask(message, *rest, **options)
 
         async def close(self) -> None:
@@ -298,7 +302,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def recipe_for(part: str) -> Recipe:
-    changes = {**KILLED, **RECIPES[part], "federation": {"cohort": 1.0}, "rounds": len(attacks_of(part)) + 2}
+    changes = {**KILLED, **RECIPES[part], "federation": {"cohort": 1.0}, "rounds": len(attacks_of(part)) + SPARE}
     deploy = {"deadline": 3600.0, "min_completion": 1.0, "norm_bound": 100.0, "heartbeat": 1.0}
     return recipe_of("fedavg" if part == "large" else "ditto", 4, deploy, **changes)
 

@@ -51,7 +51,7 @@ def run_in(
         check_split(path, job.federation.data)
         directory = RunDirectory(path)
         if not (path / "split.json").exists():  # it was lost
-            atomic_write(path / "split.json", sealed_json(job.files()["split.json"]))
+            atomic_write(path / "split.json", sealed_json(job.files()["split.json"], "split.json"))
     else:
         directory = RunDirectory.create(path, job.files() | dict(also or {}))
     if (first := recipe.for_pretraining()) is not None:
