@@ -419,7 +419,8 @@ def compact() -> list[Attack]:
     def changed(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Hostile], Awaitable[str]]:
         async def attempt(hostile: Hostile) -> str:
             named = dict(wire.decode_named(hostile.payload))
-            name = next(name for name in sorted(named) if name.endswith(part))
+            matrix = next(n.partition("#")[0] for n in sorted(named) if n.endswith("#sparse.shape") and len(named[n]) == 2)
+            name = f"{matrix}{part}"
             named[name] = change(named[name].clone())
             return await hostile.say(_good(hostile), saved(named))
 
