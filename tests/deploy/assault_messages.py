@@ -419,8 +419,8 @@ def compact() -> list[Attack]:
     def changed(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Hostile], Awaitable[str]]:
         async def attempt(hostile: Hostile) -> str:
             named = dict(wire.decode_named(hostile.payload))
-            matrix = next(n.partition("#")[0] for n in sorted(named) if n.endswith("#sparse.shape") and len(named[n]) == 2)
-            name = f"{matrix}{part}"
+            shapes = (name for name in sorted(named) if name.endswith("#sparse.shape"))
+            name = next(name for name in shapes if len(named[name]) == 2).partition("#")[0] + part
             named[name] = change(named[name].clone())
             return await hostile.say(_good(hostile), saved(named))
 
