@@ -419,7 +419,8 @@ def compact() -> list[Attack]:
     def changed(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Hostile], Awaitable[str]]:
         async def attempt(hostile: Hostile) -> str:
             named = dict(wire.decode_named(hostile.payload))
-            name = next(name for name in sorted(named) if name.endswith(part))
+            shapes = (name for name in sorted(named) if name.endswith("#sparse.shape"))
+            name = next(name for name in shapes if len(named[name]) == 2).partition("#")[0] + part
             named[name] = change(named[name].clone())
             return await hostile.say(_good(hostile), saved(named))
 
