@@ -29,6 +29,7 @@ from personafl.runs.failing import failure_of
 from personafl.simulate.simulator import Simulation
 from personafl.simulate.workers.local import WorkerFailed
 from personafl.storage.failure import Failure
+from personafl.storage.files import read_json
 from waiting import until
 
 Called = Callable[..., tuple[int, str, str]]
@@ -120,7 +121,7 @@ def test_resume_begins_failed_runs_anew_with_changed_keys(copy: Path, called: Ca
     kept = (copy / "fedavg-seed0" / "recipe.toml").read_bytes()
     with pytest.raises(KeyboardInterrupt):
         api.resume(copy, changes={"training.lr": 0.01}, listener=lambda method, seed: crash)
-    assert json.loads((copy / "wild-seed0" / "changes.json").read_text()) == {"training.lr": 0.01}
+    assert read_json(copy / "wild-seed0" / "changes.json") == {"training.lr": 0.01}
     code, out, _ = called("resume", str(copy), "--json")
     found = json.loads(out)
     assert (code, found["failures"]) == (0, [])

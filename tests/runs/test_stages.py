@@ -14,6 +14,7 @@ from personafl.errors import BadInput
 from personafl.exports.memory import round_memory, training_memory
 from personafl.recipe.recipe import Recipe
 from personafl.runs import build, learners, loop
+from personafl.storage.files import read_json
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -38,7 +39,7 @@ def scores(result: Any, model: str, clients: str = "seen") -> tuple[float, float
 
 def same(a: Path, b: Path) -> None:
     """Two runs found the same, to the bit, but for times."""
-    first, second = (json.loads((path / "result.json").read_text()) for path in (a, b))
+    first, second = (read_json(path / "result.json") for path in (a, b))
     for found in (first, second):
         del found["peak_memory_mb"]
         for row in found["rows"]:

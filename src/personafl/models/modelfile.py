@@ -131,8 +131,8 @@ def load_model(path: str | Path, *, module: nn.Module | None = None, dense: bool
     become two smaller ones where that takes fewer multiply-adds; with dense=True no layer does.
     """
     path = Path(path)
-    data = read_sealed(path, _REMEDY)
     card = card_of(path)
+    data = read_sealed(path, _REMEDY)
     shape = blank(card)
     net = _net(path, card, shape, module)
     parts = _parts(path, data, net)

@@ -80,10 +80,10 @@ def _choice(scored: Scored, caution: float, models: dict[str, Any]) -> str:
 def predict(model: Path, source: str) -> Predictions:
     """Apply the model that a device keeps to data: a file dealt to it (its test samples) or any data set."""
     file = model / MODEL_FILE if model.is_dir() else model
-    network = load_model(file)
     card = card_of(file)
     if card.task not in SUPPORTED:
         raise BadInput(f"{file}: is for the task {card.task}; use personafl.load_model in Python")
+    network = load_model(file)
     x, y = _samples(source, card.reading.model_copy(update={"who": "predict"}))
     if tuple(x.shape[1:]) != card.input_shape:
         raise BadInput(f"--data {source}: its inputs have shape {list(x.shape[1:])}, the model's {card.input_shape}")
