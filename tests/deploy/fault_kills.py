@@ -21,7 +21,7 @@ from clouds import CloudCluster, little, played
 from processes import KILLED, Cluster, cluster, recipe_of, simulated
 
 from personafl import cli
-from personafl.errors import StorageFailed
+from personafl.errors import Interrupted, StorageFailed
 
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT)
 LONG = 300.0  # seconds without anything new after which processes hang
@@ -53,6 +53,9 @@ class Typed(Cluster):
         code = 0
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        except KeyboardInterrupt:  # it came before the command could
+            os._exit(Interrupted.exit_code)
+        try:
             cli.main()
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
