@@ -159,9 +159,12 @@ def test_without_validation_data_a_client_goes_by_what_others_found(tmp_path: Pa
     recipe = {"rounds": 10, "method": method, "training": {"lr": 0.3}, "model": {"name": "linear"}}
     result = api.run(recipe, data=data, out=tmp_path / "run")
     first = result.clients.set_index("name").loc["a"]
-    best = "personal" if apart else "global"
-    assert first["chosen_test_accuracy"] == first[f"{best}_test_accuracy"]
-    assert first["chosen_test_loss"] == first[f"{best}_test_loss"]
+    if apart:  # its own model or one close to it, which are right equally often: rounding decides
+        assert first["chosen_test_accuracy"] > first["global_test_accuracy"]
+        assert first["chosen_test_loss"] < first["global_test_loss"]
+    else:
+        assert first["chosen_test_accuracy"] == first["global_test_accuracy"]
+        assert first["chosen_test_loss"] == first["global_test_loss"]
     assert first["personal_test_loss"] != first["global_test_loss"]
     assert np.isnan(first["personal_validation_accuracy"])
 
