@@ -25,6 +25,7 @@ from personafl.recipe.compare import read_tuned
 from personafl.recipe.values import merged
 from personafl.runs.interrupt import polite_stop
 from personafl.runs.listener import Event, Note, Progress
+from personafl.storage.files import read_json
 from personafl.storage.rundir import COMPARISON_FILE
 from personafl.sweep import tuning, worker
 from waiting import until
@@ -60,7 +61,7 @@ def in_this_process(
 
 
 def trials_of(path: Path, method: str = "ditto") -> list[dict[str, Any]]:
-    return list(json.loads((path / "tune" / method / "trials.json").read_text()).values())
+    return list(read_json(path / "tune" / method / "trials.json").values())
 
 
 def files_of(path: Path) -> dict[str, str]:
