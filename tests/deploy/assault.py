@@ -100,6 +100,8 @@ class Hostile:
             return outcome(reply) if reply is not grpc.aio.EOF else coded(await call.code())
         except grpc.aio.AioRpcError as error:
             return coded(error.code())
+        except grpc._cython.cygrpc.ExecuteBatchError:
+            return "call ended"
         finally:
             call.cancel()
 

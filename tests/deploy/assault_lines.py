@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from assault import METHOD, PREFACE, SOON, Attack, Hostile, Wire, data, frame, request, settings
+from assault import METHOD, PREFACE, SOON, Attack, Hostile, Wire, coded, data, frame, outcome, request, settings
 from assault_messages import NEWCOMER
 
 from personafl.deploy import pki
@@ -22,13 +22,13 @@ from personafl.deploy.net.transport import Channel, Unreachable
 
 STRANGERS = [f"device-{number}" for number in range(100, 120)]  # valid, and not enrolled
 STRANGER = STRANGERS[0]
-ENDED, TAKEN, NAMELESS, REVOKED = "device-80", "device-eve", "stranger-1", "device-81"
+ENDED, TAKEN, NAMELESS = "device-80", "device-eve", "stranger-1"
 
 
 def prepare(folder: Path) -> None:
     """Issue what the attacks need besides the certificates of a cluster."""
     here = folder / "pki"
-    for name in (NEWCOMER, REVOKED, "cloud-0", "cloud-7", *STRANGERS):
+    for name in (NEWCOMER, "cloud-0", "cloud-7", *STRANGERS):
         pki.issue(here, name)
     pki.issue(here, ENDED, lifetime=timedelta(days=-1))
     number, role = pki._Authority.number_for, pki.role_of
@@ -330,7 +330,7 @@ def identities() -> list[Attack]:
         Attack("identity", "a number that is another device's", "NUMBER_TAKEN", lambda h: h.say(_hello(h), b"", TAKEN)),
         Attack("identity", "no certificate", out, _bare),
         Attack("identity", "no TLS", out, _plain),
-        Attack("identity", "revoked in the middle of an upload", "REVOKED", _revoked),
+        Attack("identity", "revoked in the middle of an upload", "REVOKED|ROUND_CLOSED", _revoked, open=True),
         Attack("identity", "a device that poses as the server", "not believed", _impostor),
     ]
 
@@ -354,7 +354,6 @@ def _fresh(name: str) -> Callable[[Hostile], Awaitable[str]]:
 
 async def _knocked(line: Any) -> str:
     import grpc
-    from assault import outcome
 
     call = line.stream_stream(METHOD)(timeout=2.0)
     try:
@@ -393,30 +392,31 @@ async def _plain(hostile: Hostile) -> str:
 
 
 async def _revoked(hostile: Hostile) -> str:
-    """Be revoked while an upload is on its way; each time with a new certificate of the same name."""
+    """Be revoked while a good update is on its way; then come back with a new certificate of the same name."""
     import grpc
-    from assault import outcome
 
-    pki.issue(hostile.pki, REVOKED)
-    line = hostile.channel(REVOKED)
+    assert hostile.good is not None
+    line, half = hostile.channel(hostile.name), len(hostile.payload) // 2
     call = line.stream_stream(METHOD)(timeout=SOON)
-    half = len(hostile.payload) // 2
+    about = Part(size=len(hostile.payload), digest=digest_of(hostile.payload), offset=0)
     try:
-        about = Part(size=len(hostile.payload), digest=digest_of(hostile.payload), offset=0)
-        await call.write(header(hostile.good, about))  # type: ignore[arg-type]
+        await call.write(header(hostile.good, about))
         await call.write(hostile.payload[:half])
         await asyncio.sleep(0.1)
-        pki.revoke(hostile.pki, REVOKED)
-        await call.write(hostile.payload[half:])
-        await call.done_writing()
-        return outcome(await call.read())
+        pki.revoke(hostile.pki, hostile.name)
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await call.write(hostile.payload[half:])
+            await call.done_writing()
+        reply = await call.read()
+        return outcome(reply) if reply is not grpc.aio.EOF else coded(await call.code())
     except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    except asyncio.InvalidStateError:
-        return outcome(await call.read())
+        return coded(error.code())
     finally:
         call.cancel()
         await line.close()
+        pki.issue(hostile.pki, hostile.name)
+        for name in [name for name in hostile.lines if name == hostile.name]:
+            await hostile.lines.pop(name).close()
 
 
 async def _impostor(hostile: Hostile) -> str:

@@ -344,13 +344,14 @@ def protocol() -> list[Attack]:
         Attack("protocol", f"{message.kind!r}, as a server says it", "UNKNOWN_KIND", said(message))
         for message in of_server
     ]
+    busy = "BUSY|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED"  # who asks for more than it may
     storms: list[tuple[str, str, Message, str | None]] = [
-        ("knocks of a stranger", "welcome|BUSY", Knock(), NEWCOMER),
-        ("questions of a stranger for a payload", "held|BUSY", Have(digest=digest), NEWCOMER),
-        ("questions of a stranger for the status", "WRONG_ROLE|BUSY", Status(), NEWCOMER),
-        ("unknown messages of a stranger", "UNKNOWN_KIND|NOT_ENROLLED|BUSY", messages.Wait(), NEWCOMER),
-        ("beats", "alive|BUSY", messages.Beat(round=0), None),
-        ("pulls", "wait|task|BUSY|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED", Pull(returning=True), None),
+        ("knocks of a stranger", f"welcome|{busy}", Knock(), NEWCOMER),
+        ("questions of a stranger for a payload", f"held|{busy}", Have(digest=digest), NEWCOMER),
+        ("questions of a stranger for the status", f"WRONG_ROLE|{busy}", Status(), NEWCOMER),
+        ("unknown messages of a stranger", f"UNKNOWN_KIND|NOT_ENROLLED|{busy}", messages.Wait(), NEWCOMER),
+        ("beats", f"alive|{busy}", messages.Beat(round=0), None),
+        ("pulls", f"wait|task|{busy}", Pull(returning=True), None),
     ]
     return [
         *found,
@@ -359,8 +360,8 @@ def protocol() -> list[Attack]:
             for name, expected, message, who in storms
         ),
         Attack("protocol", "pulls, 200 at a time", storms[-1][1], _storm(Pull(returning=True), 200), open=True),
-        Attack("protocol", "hellos, 20 at a time", "enrolled|BUSY", _hellos, open=True),
-        Attack("protocol", "leaves and hellos, in turn", "enrolled|BUSY", _in_and_out, open=True),
+        Attack("protocol", "hellos, 20 at a time", f"enrolled|{busy}", _hellos, open=True),
+        Attack("protocol", "leaves and hellos, in turn", f"enrolled|{busy}", _in_and_out, open=True),
     ]
 
 
