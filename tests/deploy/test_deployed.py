@@ -123,7 +123,9 @@ def test_other_tasks_give_the_simulators_bits(task: str, tmp_path: Path) -> None
         deployable(recipe)
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 6), (2, 5, 5)])
+@pytest.mark.parametrize(
+    "shape", [(5,), *(pytest.param(shape, marks=pytest.mark.system) for shape in ((2, 6), (2, 5, 5)))]
+)
 def test_a_server_adds_up_what_its_devices_send_of_raw_inputs(shape: tuple[int, ...], tmp_path: Path) -> None:
     """Neither the recipe nor any one device knows the moments; in other units all is the same."""
     rng = np.random.default_rng(0)

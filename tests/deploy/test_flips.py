@@ -18,6 +18,7 @@ from personafl.deploy.device.datafile import FORMAT, load_own
 from personafl.deploy.device.state import DeviceState
 from personafl.errors import BadInput
 from personafl.storage.rundir import RunDirectory
+from tiers import tiered
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def silent(place: Place, share: float, flips: int, folder: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", tiered(PLACES, ["server", "data", "model", "start"]))
 def test_no_damage_is_silent(name: str, places: functools.partial[Place], tmp_path: Path) -> None:
     assert silent(places(name), 0.2, 1, tmp_path / "tried") == []
 
@@ -113,7 +114,7 @@ def test_states_and_data_of_version_0_1_are_read(tmp_path: Path) -> None:
     assert len(load_own(str(data), 0, run.recipe).data.x)
 
 
-@pytest.mark.parametrize("lines", range(1, 6))
+@pytest.mark.parametrize("lines", tiered(range(1, 6), [1, 5]))
 def test_a_journal_that_lost_its_last_lines_is_refused_or_does_no_harm(lines: int, tmp_path: Path) -> None:
     """Those since the checkpoint come again from devices, to the same bits; without the others the run is refused."""
     with Offline(quick_recipe(), tmp_path / "whole") as run:

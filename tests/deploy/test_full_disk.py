@@ -19,6 +19,7 @@ from personafl.deploy.net.messages import Announce, Join
 from personafl.deploy.server.agreement import fingerprint
 from personafl.deploy.server.coordination import Coordination
 from personafl.errors import StorageFailed
+from tiers import tiered
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("where", ["run", "devices"])
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.system)])
-@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("length", tiered([1, 4], [1]))
 def test_a_full_disk_changes_nothing(length: int, every: int, where: str, wanted: Any, tmp_path: Path) -> None:
     bits, points = wanted
     assert points[where] > 50
@@ -122,7 +123,7 @@ def coordinate(folder: Path, full: Full) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.system)])
-@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("length", tiered([1, 4], [1]))
 def test_nor_does_a_coordinators(length: int, every: int, tmp_path: Path) -> None:
     bits, points = coordinate(tmp_path / "whole", Full(tmp_path / "whole" / "run", 10**9))
     assert points > 50

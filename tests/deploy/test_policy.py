@@ -258,6 +258,7 @@ def _client(recipe: Recipe, folder: Path) -> LocalClient:
 # ---- time and memory, as they are used
 
 
+@pytest.mark.system
 def test_training_that_takes_longer_is_ended_and_the_server_told(tmp_path: Path) -> None:
     """A method's own loop, of 10⁸ steps for each batch, is ended as well: nothing in it looks at a clock."""
     recipe = recipe_of("pfedme", 2, {"deadline": 3600.0}, rounds=2).model_dump(mode="json", exclude_none=True)

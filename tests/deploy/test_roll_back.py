@@ -119,6 +119,7 @@ def test_where_a_run_cannot_go_back_to_is_said(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path / "run").checkpoint().before == ()
 
 
+@pytest.mark.system
 def test_a_crash_in_the_middle_leaves_the_old_or_the_new(wanted: Any, tmp_path: Path) -> None:
     with Offline(quick_recipe(), tmp_path / "origin") as run:
         run.go_on(3)

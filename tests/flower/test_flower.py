@@ -87,6 +87,7 @@ def test_a_node_refuses_what_its_policy_does_not_agree_to(tmp_path: Path, capsys
     assert set(strict.asked) == {"query"}
 
 
+@pytest.mark.system
 def test_so_they_do_with_cohorts_and_networks_of_their_own(tmp_path: Path) -> None:
     profiles = [
         {"name": "small", "clients": ["0"], "bits": 2, "model": {"name": "mlp", "hidden": [6, 6]}},
@@ -101,7 +102,7 @@ def test_so_they_do_with_cohorts_and_networks_of_their_own(tmp_path: Path) -> No
     assert [card.network.options for card in cards] == [{"hidden": [6, 6]}, {"hidden": [8]}, {"hidden": [8]}]
 
 
-@pytest.mark.parametrize("pulls", tiered([1, 2, 3, 4], [2, 4]))
+@pytest.mark.parametrize("pulls", tiered([1, 2, 3, 4], [4]))
 def test_an_app_that_was_stopped_goes_on_to_the_same_bits(pulls: int, tmp_path: Path) -> None:
     recipe = recipe_of("fedalt")
     made = Nodes(recipe, tmp_path)

@@ -19,6 +19,7 @@ from personafl.errors import BadInput, StorageFailed
 from personafl.recipe.values import apply_overrides
 from personafl.storage.files import append, atomic_write, cut, read_json, storage, write_json
 from personafl.storage.rundir import RunDirectory
+from tiers import tiered
 
 RECIPE = apply_overrides({}, FAILPOINTS)
 MAIN = "from personafl.cli import main; main()"
@@ -137,7 +138,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
 # --- whole runs ---
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("code", tiered([errno.ENOSPC, errno.EIO], [errno.EIO]))
 def test_every_write_of_a_run_may_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: dict[str, Any], code: int
 ) -> None:
