@@ -91,7 +91,7 @@ def test_a_server_that_is_killed_and_started_again_rejoins(small: Results) -> No
     assert result["equal"]
     assert result["rounds"] == 24
     assert min(result["mixes"]) > 1
-    assert result["most_stale"] > 1
+    assert result["most_stale"] >= 1  # one that was killed while it waited has handed in before
 
 
 @pytest.mark.system

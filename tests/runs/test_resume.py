@@ -340,7 +340,7 @@ def test_two_processes_on_one_directory(tmp_path: Path) -> None:
                 [*PERSONAFL, "resume", str(path)], env=environment(), capture_output=True, text=True, check=False
             )
             assert done.returncode == 2
-            assert done.stderr == f"error: {path}: another process is running it\n"
+            assert done.stderr == f"error: {path}: another process ({os.getpid()}) is running it\n"
             with pytest.raises(BadInput, match="exists already"):
                 api.run(RECIPE, out=path)
 
