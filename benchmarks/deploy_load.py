@@ -2,12 +2,15 @@
 
     python benchmarks/deploy_load.py --devices 200 500 1000 --size 1.1
     python benchmarks/deploy_load.py --devices 50 --size 42
-    python benchmarks/deploy_load.py --devices 10000 --size 1.1 --cohort 0.01 --rounds 5
+    python benchmarks/deploy_load.py --devices 10000 --size 1.1 --cohort 0.01 --rounds 20 --visits
 
 The server is a process of its own, `personafl server`. The devices share a few processes; each has its certificate and
-its connection, asks for work, and at once sends an update of so many megabytes. Everything is checked, written and
-added up as ever. Each line is a run with as many devices. Seconds are those from the first round's begin to the last
-one's end; a device's latency is the time from its first byte of an update to the answer that it was accepted.
+its connection, asks for work, and at once sends an update of so many megabytes. With `--visits` they hang up after
+everything and come back when they are selected, which they read in the journal, as devices do that are seldom
+reached. Everything is checked, written and added up as ever. Each line is a run with as many devices. Seconds
+are those from the first round's begin to the last one's end; a device's latency is the time from its first byte of an
+update to the answer that it was accepted. Processor seconds are those of the server, and of all devices together, for
+each gigabyte of updates: a broadcast as large goes the other way.
 """
 
 from __future__ import annotations
@@ -24,12 +27,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-c", "from personafl.cli import main; main()"]
 SAMPLES = 10
-HEAD = ("devices", "MB", "rounds", "updates/s", "MB/s", "server s/GB", "peak MB", "p50 ms", "p95 ms", "enrol s", "busy")
+HEAD = (
+    *("devices", "MB", "rounds", "updates/s", "MB/s", "server s/GB", "devices s/GB"),
+    *("peak MB", "p50 ms", "p95 ms", "enrol s", "busy"),
+)
+
+
+def hello() -> Any:
+    from personafl.deploy.net import messages
+
+    return messages.Hello(samples=SAMPLES, input_shape=[1, 8, 8], classes=10)
 
 
 def recipe_of(options: argparse.Namespace, devices: int) -> dict[str, Any]:
@@ -66,48 +80,135 @@ def certify(folder: Path, devices: int) -> None:
     if not (folder / "ca.pem").exists():
         pki.init(folder)
         pki.issue(folder, "server")
-    for number in range(devices):
-        if not (folder / f"device-{number}.pem").exists():
-            pki.issue(folder, f"device-{number}")
+    names = [f"device-{number}" for number in range(devices)]
+    pki.issue_all(folder, [name for name in names if not (folder / f"{name}.pem").exists()])
 
 
-def be_devices(numbers: range, address: str, folder: Path, certificates: Path, out: Any) -> None:
+def be_devices(numbers: range, address: str, folder: Path, certificates: Path, visits: bool, out: Connection) -> None:
     """Be some devices until the server says that all is over; report latencies and how often it was busy."""
-    out.send(asyncio.run(_devices(numbers, address, folder, certificates)))
+    devices = Devices(address, folder, certificates)
+    asyncio.run(devices.visit(numbers) if visits else devices.stay(numbers))
+    out.send({**devices.found, "cpu": time.process_time() - devices.found["cpu"]})
 
 
-async def _devices(numbers: range, address: str, folder: Path, certificates: Path) -> dict[str, Any]:
-    from personafl.deploy.net import messages
-    from personafl.deploy.net.identity import Files
-    from personafl.deploy.net.transport import Channel
+class Devices:
+    """Some devices, which have an update ready."""
 
-    update = (folder / "update").read_bytes()
-    found: dict[str, Any] = {"latency": [], "busy": 0}
-    arriving = asyncio.Semaphore(20)  # connections that begin at once
+    def __init__(self, address: str, folder: Path, certificates: Path) -> None:
+        from personafl.deploy.net import messages
+        from personafl.deploy.net.stream import frames
 
-    def retried(text: str) -> None:
-        found["busy"] += 1
+        self._address, self._journal, self._certificates = address, folder / "run" / "journal.jsonl", certificates
+        update = (folder / "update").read_bytes()
+        self._chunks = list(frames(messages.Said(messages.Leave(), update)))[1:]
+        self._about = messages.Part(size=len(update), digest=messages.digest_of(update), offset=0)
+        self._read = 0  # bytes of the journal
+        self.found: dict[str, Any] = {"latency": [], "busy": 0, "cpu": 0.0}  # processor seconds before the first update
 
-    async def device(number: int) -> None:
-        files = Files.beside(certificates / f"device-{number}.pem")
-        line = Channel(address, files, lambda kind: 2**28, retried)
-        async with arriving:
-            await line.ask(messages.Hello(samples=SAMPLES, input_shape=[1, 8, 8], classes=10))
-        returning = False
+    async def stay(self, numbers: range) -> None:
+        """Keep the connections from the first word to the last."""
+        from personafl.deploy.net import messages
+
+        arriving = asyncio.Semaphore(20)  # connections that begin at once
+
+        async def device(number: int) -> None:
+            line = self._line(number)
+            async with arriving:
+                await line.ask(hello())
+            while not isinstance(await self._work(line), messages.Finished):
+                pass
+            await line.ask(messages.Leave())
+            await line.channel.close()
+
+        await asyncio.gather(*map(device, numbers))
+
+    async def visit(self, numbers: range) -> None:
+        """Connect, say one thing or do a round's work, and hang up; 20 at a time."""
+        from personafl.deploy.net import messages
+
+        at_once = asyncio.Semaphore(20)
+
+        async def device(number: int, enrols: bool = False) -> None:
+            async with at_once:
+                line = self._line(number)
+                if enrols:
+                    await line.ask(hello())
+                else:
+                    while not isinstance(await self._work(line), messages.Task | messages.Finished):
+                        pass
+                await line.channel.close()
+
+        await asyncio.gather(*(device(number, enrols=True) for number in numbers))
+        working: list[asyncio.Task[None]] = []
+        over = False
+        while not over:
+            for line in self._news():
+                if line["event"] == "opened":
+                    working += [asyncio.create_task(device(number)) for number in line["cohort"] if number in numbers]
+            over = (self._journal.parent / "deployed.json").exists()
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*working)
+
+    async def _work(self, line: Line) -> Any:
+        """Ask for work and do it; return what the answer was."""
+        from personafl.deploy.net import messages
+
+        said = await line.ask(messages.Pull(returning=line.returning))
+        if isinstance(said, messages.Task):
+            began, line.returning = time.monotonic(), True
+            self.found["cpu"] = self.found["cpu"] or time.process_time()
+            update = messages.Update(round=said.round, model=said.model, samples=SAMPLES)
+            await line.ask(update, self._about, self._chunks)
+            self.found["latency"].append(time.monotonic() - began)
+        return said
+
+    def _line(self, number: int) -> Line:
+        return Line(self._address, self._certificates / f"device-{number}", self.found)
+
+    def _news(self) -> list[dict[str, Any]]:
+        """Return the lines of the server's journal that are new."""
+        with self._journal.open("rb") as file:
+            file.seek(self._read)
+            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+        self._read += sum(map(len, lines))
+        return [json.loads(line) for line in lines]
+
+
+class Line:
+    """A device's connection, as cheap as can be: it hashes nothing, and looks at nothing but headers."""
+
+    def __init__(self, address: str, certificate: Path, found: dict[str, Any]) -> None:
+        import grpc.aio
+
+        from personafl.deploy.net.transport import OPTIONS
+
+        pems = [certificate.with_name("ca.pem"), Path(f"{certificate}.key"), Path(f"{certificate}.pem")]
+        credentials = grpc.ssl_channel_credentials(*(path.read_bytes() for path in pems))
+        self.channel, self._found = grpc.aio.secure_channel(address, credentials, options=OPTIONS), found
+        self.returning = False  # it has had a broadcast
+
+    async def ask(self, message: Any, about: Any = None, chunks: Sequence[bytes] = ()) -> Any:
+        """Say something until it is heard; return the answer without its payload."""
+        from grpc.aio import EOF, AioRpcError
+
+        from personafl.deploy.net import messages
+
         while True:
-            said, _ = await line.ask(messages.Pull(returning=returning))
-            if isinstance(said, messages.Finished):
-                break
-            if not isinstance(said, messages.Task):
-                continue
-            began, returning = time.monotonic(), True
-            await line.ask(messages.Update(round=said.round, model=said.model, samples=SAMPLES), update, timeout=600.0)
-            found["latency"].append(time.monotonic() - began)
-        await line.ask(messages.Leave())
-        await line.close()
-
-    await asyncio.gather(*map(device, numbers))
-    return found
+            call = self.channel.stream_stream("/personafl.v1.Peer/Exchange")(timeout=600.0)
+            try:
+                for frame in (messages.header(message, about), *chunks):
+                    await call.write(frame)
+                await call.done_writing()
+                said, _ = messages.parse(await call.read())
+                while await call.read() is not EOF:
+                    pass
+                if not isinstance(said, messages.Refusal):
+                    return said
+                assert said.code == messages.Code.BUSY, said
+            except (AioRpcError, asyncio.InvalidStateError):
+                pass
+            self._found["busy"] += 1
+            await asyncio.sleep(1.0)
 
 
 def cpu_seconds(process: int) -> float:
@@ -128,7 +229,7 @@ def free_port() -> int:
 def measure(options: argparse.Namespace, devices: int, certificates: Path) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="personafl-", dir=options.folder) as name:
-        folder, address = Path(name), f"localhost:{free_port()}"
+        folder, address = Path(name), f"127.0.0.1:{free_port()}"
         for work, arguments in ((prepare, (folder, options, devices)), (certify, (certificates, devices))):
             child = spawn.Process(target=work, args=arguments)
             child.start()
@@ -146,14 +247,18 @@ def measure(options: argparse.Namespace, devices: int, certificates: Path) -> di
             for place in range(options.processes):
                 mine, its = spawn.Pipe(duplex=False)
                 numbers = range(place, devices, options.processes)
-                child = spawn.Process(target=be_devices, args=(numbers, address, folder, certificates, its))
+                child = spawn.Process(
+                    target=be_devices, args=(numbers, address, folder, certificates, options.visits, its)
+                )
                 child.start()
                 pipes.append(mine)
                 children.append(child)
             cpu, peak, enrolled = 0.0, 0, 0.0
             while server.poll() is None:
                 try:
-                    cpu, peak = cpu_seconds(server.pid), peak_mb(server.pid)
+                    peak = peak_mb(server.pid)
+                    if not (folder / "run" / "deployed.json").exists():  # after the last round
+                        cpu = cpu_seconds(server.pid)
                     if not enrolled and (folder / "run" / "checkpoint.json").exists():
                         enrolled = cpu
                 except (OSError, IndexError):
@@ -182,6 +287,7 @@ def measure(options: argparse.Namespace, devices: int, certificates: Path) -> di
         "updates/s": round(updates / seconds, 1),
         "MB/s": round(updates * size / seconds, 1),
         "server s/GB": round((cpu - enrolled) / (updates * size / 1000), 1),
+        "devices s/GB": round(sum(one["cpu"] for one in found) / (updates * size / 1000), 1),
         "peak MB": peak,
         "p50 ms": round(1000 * latency[len(latency) // 2]),
         "p95 ms": round(1000 * latency[len(latency) * 95 // 100]),
@@ -198,6 +304,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--heartbeat", type=float, default=20.0)
     parser.add_argument("--processes", type=int, default=2, help="that the devices share")
+    parser.add_argument("--visits", action="store_true", help="devices hang up until they are selected")
     parser.add_argument("--certificates", type=Path, help="directory that keeps them for the next time")
     parser.add_argument("--folder", type=Path, help="where runs are kept meanwhile: on the disk that is measured")
     parser.add_argument("--log", type=Path, help="where to copy the server's log")

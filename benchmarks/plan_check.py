@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -56,6 +55,7 @@ def measure(words: list[str]) -> None:
     from personafl.cli.options import listed
     from personafl.plan.probe import size_of
     from personafl.recipe.values import from_words
+    from personafl.system import peak_memory
 
     at = next((place for place, word in enumerate(words) if "=" in word), len(words))
     options = dict(zip(words[1:at:2], words[2:at:2], strict=True))
@@ -69,7 +69,7 @@ def measure(words: list[str]) -> None:
         assert not done.failures
         took = {
             "seconds": seconds,
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
+            "memory": peak_memory() * 2**20,
             "disk": size_of(Path(folder) / "runs"),
             "bytes_up": sum(run["bytes_up"] for run in runs),
             "bytes_down": sum(run["bytes_down"] for run in runs),

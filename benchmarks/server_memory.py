@@ -8,7 +8,6 @@ one, from ever more clients, and steps. For comparison: what tracking a dual per
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 
@@ -18,6 +17,7 @@ from personafl.algorithms.averaging import Change
 from personafl.algorithms.fedslr import SlrServer
 from personafl.core import tree
 from personafl.core.algorithm import reduce
+from personafl.system import peak_memory
 
 SHAPES = {"hidden.weight": (1024, 512), "hidden.bias": (1024,), "output.weight": (512, 1024), "output.bias": (512,)}
 
@@ -38,9 +38,8 @@ def measure(clients: int) -> None:
     assert joined is not None
     state = server.update(state, joined, 0)
     kept = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(state))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     tracked = clients * 4 * sum(leaf.numel() for leaf in start.values()) / 2**20
-    print(f"{clients:>8}{kept / 2**20:>14.2f}{peak:>13.0f}{tracked:>24,.0f}", flush=True)
+    print(f"{clients:>8}{kept / 2**20:>14.2f}{peak_memory():>13.0f}{tracked:>24,.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tiers import long_tests
+
 # Tests run in parallel processes; threads inside each would only fight for the cores.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -17,6 +19,15 @@ settings.register_profile("default", deadline=None, max_examples=30)
 settings.load_profile("default")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-system` what takes long."""
+    long = long_tests()
+    for item in items:
+        if item.nodeid in long:
+            item.add_marker(pytest.mark.system)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Evidence for `resume`: crash real processes at every write, or at random times, and compare every bit that comes out.
 
-    python tests/crash_driver.py failpoints [N] | double | random N
+    python tests/crash_driver.py failpoints [N] | private [N] | double | random N
 
 Prints one JSON object. Each crash is a SIGKILL of a forked child, which has torch and the data already, so that it
 costs a fraction of a second; what the child runs is the real command line, in its own process.
@@ -47,6 +47,17 @@ COMMON = [
 ]
 DITTO = [*COMMON, "method.name=ditto", "method.tune_epochs=1"]
 FAILPOINTS = [*DITTO, "rounds=4", "evaluation.every=3", "engine.checkpoint_seconds=0"]
+PRIVATE = [
+    *FAILPOINTS,
+    "data.normalize=none",
+    "federation.cohort=2",
+    "federation.sampling=cyclic",
+    "privacy.mechanism=banded",
+    "privacy.clip=0.5",
+    "privacy.noise=2.0",
+    "privacy.epsilon=1.2",  # which lasts for three of the four rounds
+    "privacy.delta=0.01",
+]
 RANDOM = [*DITTO, "rounds=30", "evaluation.every=10", "engine.checkpoint_seconds=0.02"]
 COMPARISON = [*COMMON, "rounds=6", "evaluation.every=3", "engine.checkpoint_seconds=0", "--methods=fedadam,local,ditto"]
 BUDGET = 6000  # bytes of client states in memory, two of them
@@ -239,11 +250,11 @@ class Tally:
         return {"tried": self.tried, "identical": identical, "kills": self.kills, "different": self.different}
 
 
-def failpoints(root: Path, every: int) -> dict[str, Any]:
+def failpoints(root: Path, every: int, recipe: list[str] = FAILPOINTS) -> dict[str, Any]:
     """Crash a run at every point of every write, or at every n-th, once each."""
-    tally = Tally("run", FAILPOINTS, root)
+    tally = Tally("run", recipe, root)
     at = 0
-    while crash_at(path := tally.fresh(f"at-{at}"), start_or_resume(path, "run", FAILPOINTS), at):
+    while crash_at(path := tally.fresh(f"at-{at}"), start_or_resume(path, "run", recipe), at):
         tally.kills += 1
         tally.check(path, f"point {at}")
         at += every
@@ -294,10 +305,13 @@ def main(what: str, count: int = 1) -> None:
     personafl.data.build.load = functools.cache(personafl.data.build.load)
     with tempfile.TemporaryDirectory() as folder:  # children inherit the data and every import
         api.compare(apply_overrides({}, COMPARISON[:-1]), methods=["ditto", "fedadam"], out=Path(folder) / "run")
+        if what == "private":
+            api.run(apply_overrides({}, PRIVATE), out=Path(folder) / "private")
     if (threads := threading.active_count()) > 1:
         raise SystemExit(f"{threads} threads; forks would not be safe")
     works: dict[str, Callable[[Path], dict[str, Any]]] = {
         "failpoints": lambda root: failpoints(root, count),
+        "private": lambda root: failpoints(root, count, PRIVATE),
         "double": double,
         "random": lambda root: both(
             at_random(root / "runs", count, "run", RANDOM),

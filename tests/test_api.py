@@ -54,6 +54,7 @@ def numbers(result: personafl.Result) -> list[dict[str, object]]:
     return [{**row, "seconds": None} for row in result.rows]
 
 
+@pytest.mark.system
 def test_a_recipe_in_every_form_gives_the_same_numbers(tmp_path: Path) -> None:
     recipe = Recipe.parse(RECIPE)
     (tmp_path / "own.toml").write_text(recipe.to_toml())

@@ -116,7 +116,7 @@ def test_labels_that_were_numbers_are_predicted_as_numbers(short: Result) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, id="fine-tuned"),
+        pytest.param({}, id="fine-tuned", marks=pytest.mark.system),
         pytest.param(
             {"method": "fedalt", "model": {"name": "mlp", "hidden": [8], "personal": "output"}},
             id="a part",

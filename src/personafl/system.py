@@ -1,6 +1,7 @@
-"""Which systems personafl can run on."""
+"""What the system is: which ones personafl can run on, and how much memory a process took of it."""
 
 import sys
+from pathlib import Path
 
 from personafl.errors import BadInput
 
@@ -9,3 +10,17 @@ def check_system() -> None:
     """Refuse, by one line, a system that lacks what runs are locked, forked and stopped by."""
     if sys.platform == "win32":
         raise BadInput("Windows is not supported; install and run personafl in WSL, the Windows Subsystem for Linux")
+
+
+def peak_memory() -> float:
+    """Peak resident memory of this process, in MiB.
+
+    On Linux from the process itself: `ru_maxrss` begins with the memory of whoever started it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = status.read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
+    import resource  # which Windows lacks, and Windows is to get the line above
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes

@@ -84,7 +84,14 @@ def test_two_rounds_by_hand(problem: LeastSquares, adaptive: bool) -> None:
         np.testing.assert_allclose(personal_model(simulation, i)[0], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"mixing": 0.0}, {"mixing": 0.7}, {"mixing": 0.4, "adaptive": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"mixing": 0.0}, marks=pytest.mark.system),
+        {"mixing": 0.7},
+        pytest.param({"mixing": 0.4, "adaptive": True}, marks=pytest.mark.system),
+    ],
+)
 def test_the_shared_path_is_fedavg(problem: LeastSquares, options: dict[str, object]) -> None:
     """To the bit for every α: v̄ does not pull on w. And with α = 0 the personal model is the shared one."""
     server = Adaptive(lr=0.1)
@@ -96,6 +103,7 @@ def test_the_shared_path_is_fedavg(problem: LeastSquares, options: dict[str, obj
         assert same == (options["mixing"] == 0.0)
 
 
+@pytest.mark.system
 def test_without_the_shared_model_it_is_local_training(problem: LeastSquares) -> None:
     """α = 1: v̄ = v, trained by itself from the common start, to the bit."""
     local = problem.simulate(METHODS["local"].build(MINIBATCHES), 3)
@@ -157,6 +165,7 @@ def test_a_newcomer_trains_its_own_model_with_the_shared_one_fixed(
     assert len(newcomers) == 2
 
 
+@pytest.mark.system
 def test_the_adaptive_variant_keeps_the_laws() -> None:
     check_algorithm(METHODS["apfl"].build(MINIBATCHES, adaptive=True))
 

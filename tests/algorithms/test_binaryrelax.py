@@ -113,6 +113,7 @@ def test_without_bits_it_is_local_training(problem: LeastSquares) -> None:
         assert (personal(alone, number) == personal(relaxed, number)).all()
 
 
+@pytest.mark.system
 def test_laws_with_bits() -> None:
     net = Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 7), nn.Linear(7, 10)))
     training = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9))

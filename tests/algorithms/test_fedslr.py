@@ -36,6 +36,7 @@ from personafl.core.schedule import Exponential
 from personafl.errors import Diverged
 from personafl.simulate.cohort import draw_cohort
 from personafl.testing import check_algorithm, make_case
+from tiers import tiered
 
 LR, STEPS, ETA, RANK, SPARSE = 0.05, 4, 0.7, 0.4, 0.3
 SGD = Sgd(lr=LR)
@@ -133,7 +134,9 @@ def convex_solution(problem: MatrixLeastSquares, penalty: str, weights: np.ndarr
     return solution
 
 
-@pytest.mark.parametrize(("penalty", "weights"), [("low-rank", "examples"), ("sparse", "uniform")])
+@pytest.mark.parametrize(
+    ("penalty", "weights"), tiered([("low-rank", "examples"), ("sparse", "uniform")], [("low-rank", "examples")])
+)
 def test_iterates_reach_the_solution_of_a_convex_solver(
     matrices: MatrixLeastSquares, penalty: str, weights: str
 ) -> None:
@@ -330,10 +333,10 @@ def test_packed_models_sum_to_the_models(matrices: MatrixLeastSquares) -> None:
     "options",
     [
         {},
-        {"shared": "sparse"},
-        {"solver": "gpgd"},
-        {"solver": "lpgd"},
-        {"personal": "low-rank"},
+        pytest.param({"shared": "sparse"}, marks=pytest.mark.system),
+        pytest.param({"solver": "gpgd"}, marks=pytest.mark.system),
+        pytest.param({"solver": "lpgd"}, marks=pytest.mark.system),
+        pytest.param({"personal": "low-rank"}, marks=pytest.mark.system),
         {"personal_start": "model"},
     ],
 )

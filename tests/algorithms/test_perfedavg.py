@@ -184,6 +184,7 @@ def test_one_amount_of_adaptation() -> None:
         perfedavg(TRAINING, tune_steps=2, tune_epochs=1)
 
 
+@pytest.mark.system
 def test_the_hessian_free_variant_keeps_the_laws() -> None:
     training = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, clip=1.0))
     check_algorithm(perfedavg(training, variant="hessian-free", inner_lr=RATE))

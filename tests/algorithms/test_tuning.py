@@ -103,6 +103,8 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
         return stepped(state.model, slope(state.model))
     if name == "ditto":
         return stepped(state.model, tree.add(slope(state.model), tree.scale(tree.sub(state.model, down.model), 0.3)))
+    if name == "mrmtl":  # λ = 1
+        return stepped(state.model, tree.add(slope(state.model), tree.sub(state.model, down.model)))
     if name == "apfl":  # ∇_v f(αv + (1−α)w) = α ∇f
         mixture = tree.add(tree.scale(state.own, 0.25), tree.scale(down.model, 0.75))
         return stepped(state.own, slope(mixture), 0.25 * LR)

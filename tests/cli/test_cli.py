@@ -106,6 +106,7 @@ def test_recipe_prints_what_can_be_run_again(main: Main, tmp_path: Path) -> None
     assert main("recipe", "own.toml") == text
 
 
+@pytest.mark.system
 def test_json_of_run_compare_show_and_resume(main: Main) -> None:
     given = strictly(main("compare", *QUICK, "--methods", "fedavg,local,ditto", "--seeds", "0,3", "--json"))
     assert main.err == ""  # type: ignore[attr-defined]

@@ -60,6 +60,7 @@ def test_from_a_table_to_named_predictions(people: Path, called: Called) -> None
     assert error.count("\n") == 1
 
 
+@pytest.mark.system
 def test_numbers_of_a_table_are_predicted_in_their_units(
     tmp_path: Path, called: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: Main) -> Main:
     return called
 
 
+@pytest.mark.system
 def test_a_figure_is_run_stopped_resumed_and_read_again(main: Main) -> None:
     code, out, _ = main("reproduce", "fedslr/figure5", *TINY, "--out", "figure")
     assert code == 0

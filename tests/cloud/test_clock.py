@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from personafl.cloud.clock import Aggregation, Phases, Turn, play
+from personafl.cloud.clock import Aggregation, Delay, Phases, Turn, play
 from personafl.cloud.protocol import Coordinator
 from personafl.cloud.topology import Topology
 from personafl.latency.laws import Constant, Exponential, Latency
@@ -152,3 +153,24 @@ def test_latencies_follow_their_law_and_the_seed() -> None:
     # τ = Exp(2) + 3·Exp(1): mean 2 + 3, variance 4 + 9.
     assert drawn.mean() == pytest.approx(5.0, abs=5 * np.sqrt(13 / 4000))
     assert drawn.var() == pytest.approx(13.0, rel=0.2)
+
+
+def test_some_devices_have_laws_of_their_own() -> None:
+    """Devices 1 and 2 arrive later than all others, and 3 takes ten times as long for a step; the last law counts."""
+    given: dict[str, Any] = {
+        "topology": Topology(np.zeros(5, dtype=np.int64), (np.arange(5),)),
+        "arrival": Exponential(mean=1.0),
+        "step": Constant(seconds=1.0),
+        "steps": lambda devices, number: np.full(len(devices), 2),
+        "seed": 3,
+    }
+    late = Delay(devices=np.array([1, 2, 4]), arrival=Constant(seconds=1e6), step=None)
+    slow = Delay(devices=np.array([3]), arrival=None, step=Constant(seconds=10.0))
+    soon = Delay(devices=np.array([4]), arrival=Constant(seconds=0.0), step=None)
+    plain, own = Phases(**given, active=3), Phases(**given, active=3, own=(late, slow, soon))
+    for number in range(20):
+        devices, seconds = own(0, number)
+        assert devices.tolist() == [0, 3, 4]
+        arrivals = plain.arrivals(np.arange(5), number)
+        assert seconds == pytest.approx(max(arrivals[0] + 2.0, arrivals[3] + 20.0))
+        np.testing.assert_allclose(own.arrivals(np.arange(5), number), [arrivals[0], 1e6, 1e6, arrivals[3], 0.0])

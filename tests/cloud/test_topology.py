@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personafl.cloud.mixing import check_mixing, full, matrices, ring
+from personafl.cloud.mixing import among, check_mixing, full, matrices, ring
 from personafl.cloud.topology import place
 from personafl.data.config import DataConfig, Iid
 from personafl.data.federated import FederatedData
@@ -91,6 +91,19 @@ def test_what_is_doubly_stochastic_is_accepted_and_what_is_not_is_refused(server
     changed[place_] += 0.25
     with pytest.raises(BadInput, match=rf"row {place_[0]} \(from 0\) sums to 1.25; make it 1"):
         check_mixing(tuple(map(tuple, changed.tolist())), servers)
+
+
+def test_some_of_the_servers_mix_doubly_stochastically_too() -> None:
+    """Also where a matrix is not symmetric: here each has half of the next one's model."""
+    turned = (np.eye(4) + np.roll(np.eye(4), 1, axis=1)) / 2
+    for weights in (ring(5), full(4), turned):
+        assert among(weights, range(len(weights))) is weights
+        for members in ([0, 1, 3], [2], [1, 2]):
+            some = among(weights, members)
+            assert (some >= 0).all()
+            np.testing.assert_allclose(some.sum(axis=0), 1)
+            np.testing.assert_allclose(some.sum(axis=1), 1)
+    np.testing.assert_allclose(among(ring(5), [0, 1]), [[2 / 3, 1 / 3], [1 / 3, 2 / 3]])
 
 
 @pytest.mark.parametrize(

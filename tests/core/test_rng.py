@@ -62,6 +62,7 @@ def test_broadcasting_equals_element_by_element(a: list[int], b: list[int]) -> N
     assert grid.tolist() == [[int(rng.mix(x, "p", y)) for y in b] for x in a]
 
 
+@pytest.mark.system
 def test_bits_are_uniform_over_a_grid_of_sites() -> None:
     """Of N = 10⁶ uniforms: |mean − ½| < 5·√(1/12N), |var − 1/12| < 5·√(1/180N); each bit is set half the time; no two
     are equal (expected number of equal pairs N²/2⁶⁵ < 10⁻⁷); neighbours are uncorrelated.

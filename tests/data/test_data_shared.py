@@ -17,10 +17,11 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets (../shared/data) are not here")
 
 MEASURE = """
-import json, resource, sys, time
+import json, sys, time
 from personafl.data.build import federate
 from personafl.data.config import DataConfig, parse_partition
 from personafl.data.sources import load_dataset
+from personafl.system import peak_memory
 dataset = load_dataset(sys.argv[1])
 results = {}
 for text in sys.argv[2:]:
@@ -28,7 +29,7 @@ for text in sys.argv[2:]:
     start = time.process_time()
     data = federate(dataset, config, 0)
     results[text] = [time.process_time() - start, data.clients, int(data.train.sizes.min()), int(data.test.sizes.min())]
-print(json.dumps({"mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "results": results}))
+print(json.dumps({"mb": peak_memory(), "results": results}))
 """
 
 TEN_THOUSAND = (

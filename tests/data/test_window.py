@@ -68,8 +68,11 @@ def outcome(job: Job, folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("strategy", ["stacked", pytest.param("graphs", marks=CUDA)])
 @pytest.mark.parametrize(
     "changes",
-    [{"method": {"name": "fedalt"}}, {"method": {"name": "finetune"}}, CLOUD],
-    ids=["fedalt", "finetune", "cloud"],
+    [
+        pytest.param({"method": {"name": "fedalt"}}, id="fedalt", marks=pytest.mark.system),
+        pytest.param({"method": {"name": "finetune"}}, id="finetune"),
+        pytest.param(CLOUD, id="cloud", marks=pytest.mark.system),
+    ],
 )
 def test_a_window_changes_nothing(changes: dict[str, object], strategy: str, tmp_path: Path) -> None:
     device = "cuda" if strategy == "graphs" else "cpu"

@@ -154,7 +154,7 @@ async def _besieged(hostile: Any, attack: Any, seconds: float) -> dict[str, int]
 
 def _probing(path: Path) -> None:
     """Have a device make small calls all the time, on its own connection, and note how long each took."""
-    from personafl.deploy.device import device
+    from personafl.deploy.device import homes
     from personafl.deploy.net import messages
     from personafl.deploy.net.transport import Channel, Unreachable
 
@@ -190,7 +190,7 @@ def _probing(path: Path) -> None:
                         print(began, time.monotonic() - began, well, file=file, flush=True)
                         await asyncio.sleep(0.1)  # half of what one device may ask in a second
 
-    device.Channel = Asking  # type: ignore[misc]
+    homes.Channel = Asking  # type: ignore[misc]
 
 
 @dataclass

@@ -20,6 +20,7 @@ from personafl.deploy.net.transport import Channel
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import ServerConfig, run_server
 from personafl.deploy.server.service import Event
+from personafl.deploy.server.summingserver import run_summing_server
 from personafl.recipe.recipe import Recipe
 
 __all__ = ["Loopback", "answering", "channel", "identity_of", "loopback"]
@@ -58,7 +59,8 @@ class Loopback:
             listen=f"localhost:{self.port}",
             **changes,
         )
-        return await run_server(config, self._heard)
+        served = run_server if self.recipe.secure is None else run_summing_server
+        return await served(config, self._heard)
 
     def _heard(self, event: Event) -> None:
         self.events.append(event)

@@ -9,6 +9,7 @@ from typing import Any
 from processes import States, plain, recipe_of
 
 from personafl.core import wire
+from personafl.deploy.device.alone import Alone
 from personafl.deploy.device.dealing import deal
 from personafl.deploy.device.device import _DROPPED
 from personafl.deploy.device.training import LocalClient
@@ -71,7 +72,15 @@ class Offline:
                 self.said.append(done)
                 task = self.rounds.task(number, state.known)
                 assert task is not None
+            self.catch_up(number)
             client.train(*task)
+
+    def catch_up(self, number: int) -> None:
+        """Let a device train the rounds without contact that the recipe has for it."""
+        alone = Alone(self.clients[number])
+        for round_ in self.rounds.away.of(number):
+            if (first := alone.next) is not None and first <= round_:
+                alone.train(round_)
 
     def settle(self, number: int) -> None:
         """Let a device send what it has, and learn what becomes of it."""
@@ -79,7 +88,8 @@ class Offline:
         if pending is None:
             return
         try:
-            update = Update(round=pending.round, model=pending.model, samples=client.samples)
+            told: dict[str, Any] = {"round": pending.round, "model": pending.model, "samples": client.samples}
+            update = Update(**told, alone=client.state.alone)
             self.rounds.accept(identity(number), update, pending.update)
         except Refused as refused:
             if refused.code not in _DROPPED:
@@ -109,5 +119,6 @@ class Offline:
         """Return what came out: the server's state, and the devices'."""
         for number, client in enumerate(self.clients):
             self.said += filter(None, [client.state.go_back(self.rounds.counted(number))])
+            self.catch_up(number)
         states = {client.number: plain(client.state.entry or {}) for client in self.clients}
         return wire.encode(self.rounds._server.state), states

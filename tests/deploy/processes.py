@@ -1,6 +1,7 @@
 """Servers and devices as real processes on loopback, made by forking, and evidence gathered with them.
 
     python tests/deploy/processes.py equal | kills | failpoints | full | malformed | dropouts | load | canary | bare
+    python tests/deploy/processes.py sums | shares | unseen
 
 Prints one JSON line per result. A forked child has torch and the data already, so it costs a fraction of a second; gRPC
 is imported in children only, for it does not survive a fork.
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -58,7 +60,8 @@ HANGING = 1800.0  # seconds after which a wait is in vain, on however busy a mac
 
 def recipe_of(method: str, clients: int = 3, deploy: dict[str, Any] | None = None, **changes: Any) -> Recipe:
     """Return a small recipe; `deploy` are keys of its [deploy] besides the shape of the data."""
-    values = {**SMALL, **changes, "method": {"name": method}}
+    values = {**SMALL, **changes, "method": {"name": method, **changes.get("options", {})}}
+    values.pop("options", None)
     partition = {**values["data"]["partition"], "clients": clients}
     values["data"] = {**values["data"], "partition": partition}
     shape = {"input_shape": [1, 8, 8], "classes": 10, "devices": clients, "heartbeat": 0.5}
@@ -87,9 +90,12 @@ def plain(entry: dict[str, torch.Tensor]) -> dict[str, bytes]:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Return a port that nobody has, below those that connections are given: one of these could take it meanwhile."""
+    while True:
+        port = 15_000 + secrets.randbelow(15_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def tell(text: object) -> None:
@@ -160,6 +166,10 @@ class Cluster:
         """Return where a device's server is."""
         return self.port
 
+    def server_of(self, device: str) -> str:
+        """Return what a device is given as its server."""
+        return f"localhost:{self.port_of(device)}"
+
     def be(self, name: str) -> None:
         """Be a server, a device, or several devices, whose names are joined by a comma; to the end."""
         torch.set_num_threads(1)
@@ -169,12 +179,12 @@ class Cluster:
         """Do what somebody does, to the end."""
         from personafl.deploy.device.device import DeviceConfig, run_device
         from personafl.deploy.server.server import ServerConfig, run_server
+        from personafl.deploy.server.summingserver import run_summing_server
 
         async def device(one: str) -> None:
             data = str(self.folder / "dealt" / f"{one}.safetensors")
             state = self.folder / "devices" / one
-            server = f"localhost:{self.port_of(one)}"
-            config = DeviceConfig(server=server, data=data, state=state, files=self.files_of(one))
+            config = DeviceConfig(server=self.server_of(one), data=data, state=state, files=self.files_of(one))
             await run_device(config, tell)
 
         if name == "server":
@@ -185,7 +195,7 @@ class Cluster:
                 revocations=self.folder / "pki" / "revoked.pem",
                 listen=f"localhost:{self.port}",
             )
-            await run_server(config, tell)
+            await (run_server if self.recipe.secure is None else run_summing_server)(config, tell)
         else:
             await asyncio.gather(*map(device, name.split(",")))
 
@@ -204,10 +214,13 @@ class Cluster:
             os.kill(self.living[name], signal.SIGKILL)
             os.waitpid(self.living.pop(name), 0)
 
-    def wait(self, seconds: float = HANGING) -> None:
-        """Wait until all have ended well; a process that was killed, or found no space, is started again."""
+    def wait(self, seconds: float = HANGING, without: str = "") -> None:
+        """Wait until all have ended well; a process that was killed, or found no space, is started again.
+
+        `without`: who does not end by itself.
+        """
         end = time.monotonic() + seconds
-        while self.living:
+        while self.living.keys() - {without}:
             self.reap()
             for name, code in list(self.codes.items()):
                 if code in (-signal.SIGKILL, FULL):
@@ -345,6 +358,35 @@ FEW = {**KILLED, "rounds": 2, "federation": {"cohort": 1.0}}
 def failpoints(every: int = 1) -> Iterator[dict[str, Any]]:
     """Kill the server, and a device, at each of its writes, one after another."""
     recipe = recipe_of("scaffold", 2, **FEW)
+    places = {"server": "run", "device-0": "devices/device-0"}
+    yield from kill_at_writes(recipe, Cluster, places, simulated(recipe), every)
+
+
+def sums(every: int = 1) -> Iterator[dict[str, Any]]:
+    """The same where updates are summed unseen. Nobody may be lost: tries are made until everyone is in the sum."""
+    data, secure = {**SMALL["data"], "normalize": "none"}, {"dropouts": 0.0, "stage": 10.0}
+    recipe = recipe_of("ditto", 4, **{**FEW, "rounds": 1}, data=data, secure=secure)
+    places = {"server": "run", "device-0": "devices/device-0"}
+    yield from kill_at_writes(recipe, Cluster, places, simulated(recipe), every)
+
+
+def shares(every: int = 1) -> Iterator[dict[str, Any]]:
+    """The same with noise that devices add, each from the key that a simulated client has."""
+    from personafl.deploy.device import sharing
+    from personafl.privacy.distributed import client_key
+    from personafl.privacy.noise import make_key
+
+    own_key = sharing.own_key
+
+    def known(directory: Path) -> bytes:
+        own_key(directory)  # made and kept as always
+        return client_key(make_key(0), int(directory.name.removeprefix("device-")))
+
+    sharing.own_key = known
+    data, secure = {**SMALL["data"], "normalize": "none"}, {"dropouts": 0.0, "stage": 10.0}
+    privacy = {"clip": 0.5, "noise": 1.0, "mechanism": "distributed"}
+    few = {**FEW, "rounds": 1, "federation": {"cohort": 4}}
+    recipe = recipe_of("ditto", 4, **few, data=data, secure=secure, privacy=privacy)
     places = {"server": "run", "device-0": "devices/device-0"}
     yield from kill_at_writes(recipe, Cluster, places, simulated(recipe), every)
 
@@ -636,12 +678,23 @@ def kept_model(made: Cluster) -> bytes:
     return directory.server_bytes(directory.checkpoint())
 
 
-def canary(methods: list[str]) -> Iterator[dict[str, Any]]:
-    """Search the memory, the disk and the logs of a server, a process of its own, for data and personal parameters."""
+def unseen(method: str = "fedalt") -> Iterator[dict[str, Any]]:
+    """The same for single updates, with [secure] and, to see that they would be found, without it."""
+    data = {**SMALL["data"], "normalize": "none"}
+    noisy = {"privacy": {"clip": 0.5, "noise": 1.0, "mechanism": "distributed"}, "federation": {"cohort": 4}}
+    for sections in ({"secure": {}}, {}, {"secure": {}, **noisy}):
+        yield from canary([method], recipe_of(method, 4, rounds=2, data=data, **sections))
+
+
+def canary(methods: list[str], given: Recipe | None = None) -> Iterator[dict[str, Any]]:
+    """Search the memory, the disk and the logs of a server, a process of its own, for data and personal parameters.
+
+    With a recipe that is given, for single updates: as they are trained, and as integers before they are masked.
+    """
     import subprocess
 
     for method in methods:
-        recipe = recipe_of(method, 3, rounds=2)
+        recipe = given or recipe_of(method, 3, rounds=2)
         with cluster(recipe) as made:
             (made.folder / "dealt" / "recipe.toml").write_text(made.recipe.to_toml())
             words = ["server", f"{made.folder}/dealt/recipe.toml", "--identity", f"{made.folder}/pki/server.pem"]
@@ -656,6 +709,8 @@ def canary(methods: list[str]) -> Iterator[dict[str, Any]]:
             declared = bool(getattr(rule, "uploads_of_state", ()))  # the method says that its state goes up
             states = [] if declared else [path.read_bytes() for path in made.folder.glob("secret-*")]
             secrets = {"states": states, "data": _samples_of(made)}
+            if given is not None:
+                secrets = {"updates": [path.read_bytes() for path in made.folder.glob("update-*")]}
             places = {"memory": _memory_of(server.pid)}
             server.terminate()
             server.wait()
@@ -667,7 +722,14 @@ def canary(methods: list[str]) -> Iterator[dict[str, Any]]:
             for where, chunks in places.items()
         }
         searched = sum(map(len, places["memory"])) // 2**20
-        yield {"method": method, "hits": hits, "canaries": sum(map(len, secrets.values())), "memory_mb": searched}
+        secure = {} if given is None else {"secure": given.secure is not None}
+        yield {
+            "method": method,
+            **secure,
+            "hits": hits,
+            "canaries": sum(map(len, secrets.values())),
+            "memory_mb": searched,
+        }
 
 
 def _remember(folder: Path) -> None:
@@ -675,7 +737,20 @@ def _remember(folder: Path) -> None:
 
     A mask of zeros and ones needs more of them than weights do.
     """
-    commit = DeviceState.commit
+    from personafl.deploy.device import sharing, summing
+
+    commit, vector_of, sent = DeviceState.commit, summing.vector_of, sharing.sent
+
+    def shared(*given: Any) -> Any:
+        whole = sent(*given)
+        vector = whole.numpy().astype("<u4")
+        (folder / f"update-{os.getpid()}-{time.monotonic_ns()}").write_bytes(vector[:64].tobytes())
+        return whole
+
+    def masked(*given: Any) -> Any:
+        vector = vector_of(*given)
+        (folder / f"update-{os.getpid()}-{time.monotonic_ns()}").write_bytes(vector[:64].tobytes())
+        return vector
 
     def noted(self: DeviceState, pending: Any) -> None:
         for path, leaf in pending.state.items():
@@ -683,9 +758,14 @@ def _remember(folder: Path) -> None:
             data = first.numpy().tobytes()
             if leaf.numel() >= 8 and len(first.unique()) > 1:
                 (folder / f"secret-{os.getpid()}-{pending.round}-{path.replace('/', '_')}").write_bytes(data)
+        for path, leaf in wire.decode_named(pending.update).items():
+            if leaf.numel() >= 8:
+                name = f"update-{os.getpid()}-{pending.round}-{path.replace('/', '_')}"
+                (folder / name).write_bytes(leaf.flatten()[:64].numpy().tobytes())
         commit(self, pending)
 
     DeviceState.commit = noted  # type: ignore[method-assign]
+    summing.vector_of, sharing.sent = masked, shared
 
 
 def _samples_of(made: Cluster) -> list[bytes]:
@@ -725,6 +805,9 @@ if __name__ == "__main__":
         "load": lambda: load(*numbers),
         "bare": lambda: bare(*numbers),
         "canary": lambda: canary(rest or list(METHODS)),
+        "unseen": lambda: unseen(*rest),
+        "sums": lambda: sums(*numbers),
+        "shares": lambda: shares(*numbers),
     }
     for result in makers[what]():
         print(json.dumps(result), flush=True)

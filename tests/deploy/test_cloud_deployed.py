@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 from clouds import CloudCluster, cloud_recipe, played, waiting
 from deploy_harness import channel, identity_of
+from together import Together
 
 from personafl.core import tree, wire
 from personafl.deploy import pki
@@ -34,6 +36,7 @@ from personafl.errors import BadInput
 from personafl.recipe.devices import DeviceSection
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import without_own
+from tiers import tiered
 
 DRIVER = Path(__file__).with_name("clouds.py")
 
@@ -45,21 +48,26 @@ def driven(*words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+async def in_one_process(made: CloudCluster) -> None:
+    """Run all of a cloud; servers begin one after the other, for networks are drawn with torch's generator."""
+    running = []
+    for name in ("coordinator", *made.servers):
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        running.append(asyncio.create_task(made.role(name, events.put_nowait)))
+        said = asyncio.create_task(events.get())
+        await asyncio.wait({running[-1], said}, return_when=asyncio.FIRST_COMPLETED)
+        assert not running[-1].done(), running[-1].exception()  # whose first word would be waited for in vain
+        assert said.result().what == "listening"
+    await asyncio.gather(*running, *(made.role(name, print) for name in made.devices))
+
+
 @pytest.mark.parametrize("protocol", ["sync", "async"])
 def test_a_cloud_in_one_process_gives_the_simulators_bits(protocol: str, tmp_path: Path) -> None:
     """A coordinator, two servers and their four devices, over sockets; what did not wait is played again."""
     recipe = two(protocol, rounds=2)
     made = CloudCluster(recipe, tmp_path)
 
-    async def whole() -> None:
-        running = []
-        for name in ("coordinator", *made.servers):  # one after the other: networks are drawn with torch's generator
-            events: asyncio.Queue[Event] = asyncio.Queue()
-            running.append(asyncio.create_task(made.role(name, events.put_nowait)))
-            assert (await events.get()).what == "listening"
-        await asyncio.gather(*running, *(made.role(name, print) for name in made.devices))
-
-    asyncio.run(whole())
+    asyncio.run(in_one_process(made))
     servers, states = made.outcome()
     wanted = played(recipe, None if protocol == "sync" else made.aggregations())
     assert servers == wanted[0]
@@ -67,6 +75,32 @@ def test_a_cloud_in_one_process_gives_the_simulators_bits(protocol: str, tmp_pat
     assert made.rounds_known()
 
 
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "gossip": {"protocol": "gossip", "mixing": "ring"},
+    "gossip again": {"protocol": "gossip", "mixing": [[0.5, 0.5], [0.5, 0.5]], "iterations": 3},
+    "sync again": {"protocol": "sync", "iterations": 2},
+    "async again": {"protocol": "async", "first": 2, "iterations": 2},
+    "rigorous again": {"protocol": "rigorous", "first": 1, "iterations": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "method"),
+    tiered(
+        itertools.product(OTHERWISE, ("fedbcd", "fedbcdi")), [("gossip again", "fedbcd"), ("rigorous again", "fedbcd")]
+    ),
+)
+def test_servers_that_mix_otherwise_and_step_again_give_the_simulators_bits(
+    how: str, method: str, tmp_path: Path
+) -> None:
+    """Without a network: a coordinator, two servers and their devices, in turn."""
+    recipe = cloud_recipe(method, 4, cloud={"servers": 2, **OTHERWISE[how]}, rounds=3, **LINEAR)
+    with Together(recipe, tmp_path) as made:
+        made.go_on()
+    assert made.outcome() == made.replayed()
+
+
+LINEAR: dict[str, Any] = {"model": {"name": "linear"}, "training": {"steps": 2, "batch": 16}}
 Results = dict[str, list[dict[str, Any]]]
 
 
@@ -191,7 +225,7 @@ def test_a_coordinator_that_starts_again_knows_what_it_heard(tmp_path: Path) -> 
         made.announce(0, Announce(round=1, clients=2), state)
     with Coordination(recipe, tmp_path / "run") as made:
         assert (made.done, made.gone, made.is_waiting(0)) == (1, set(), True)
-        assert made.following(0, 0).message == Proceed(start=1, mixed=0)
+        assert made.following(0, 0).message == Proceed(start=1, mixed=0, members=[0])
         made.announce(1, announce, state)
         assert made.last is not None
         assert (made.last.members, made.last.staleness) == ((0, 1), (0, 1))
@@ -210,7 +244,7 @@ def test_a_coordinator_that_starts_again_knows_what_it_heard(tmp_path: Path) -> 
         assert caught.value.code is Code.ROUND_CLOSED
     with Coordination(recipe, tmp_path / "run") as made:
         assert made.finished
-        assert made.following(1, 2).message == Proceed(start=3, mixed=2)
+        assert made.following(1, 2).message == Proceed(start=3, mixed=2, members=[0, 1])
     for rounds, *_ in servers:
         rounds.__exit__()
 
@@ -268,16 +302,16 @@ def test_the_first_that_ask_take_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"protocol": "gossip", "mixing": "full"}, "gossip"),
+        ({"protocol": "gossip"}, "cloud.mixing: gossip needs it"),
         ({"protocol": "async", "first": 4}, "cloud.first: waits for 4 servers, but there are only 3"),
-        ({"iterations": 2}, "cloud.iterations"),
+        ({"iterations": 2}, "cloud.iterations: fedavg's server cannot step again"),
     ],
 )
 def test_what_a_cloud_of_processes_does_not_do_is_refused_at_once(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        Coordination(cloud_recipe("fedbcd", cloud=change), tmp_path / "run")
+        Coordination(cloud_recipe("fedavg", cloud=change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -450,7 +484,7 @@ def test_a_mix_that_would_not_be_finite_is_made_without_the_server_that_caused_i
         assert made.done == 1
         assert made.diverged == [(0, 1)]
         state = made.following(0, 0).payload
-        assert made.following(1, 0).message == Proceed(start=1, mixed=0)
+        assert made.following(1, 0).message == Proceed(start=1, mixed=0, members=[0, 1])
     with joined(recipe, tmp_path / "other") as made:
         made.announce(0, announce, summed(made, 1.0))
         made.lose(1)
@@ -510,15 +544,7 @@ def test_a_coordinator_and_servers_that_start_again_at_the_end_know_who_is_done(
     """They waited for those who had left, 30 seconds and longer."""
     made = CloudCluster(two("sync", rounds=1), tmp_path)
 
-    async def whole() -> None:
-        running = []
-        for name in ("coordinator", *made.servers):
-            events: asyncio.Queue[Event] = asyncio.Queue()
-            running.append(asyncio.create_task(made.role(name, events.put_nowait)))
-            assert (await events.get()).what == "listening"
-        await asyncio.gather(*running, *(made.role(name, print) for name in made.devices))
-
-    asyncio.run(whole())
+    asyncio.run(in_one_process(made))
     assert sorted(entry["server"] for entry in made.journal("coordinator") if entry["event"] == "left") == [0, 1]
     with pytest.MonkeyPatch.context() as patched:  # who is waited for now is waited for without end
         for module in (coordinator_module, server_module):

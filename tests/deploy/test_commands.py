@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from personafl.cli import app
 from personafl.deploy.device.dealing import deal
 from personafl.errors import BadInput
+from personafl.storage.journal import Journaled
+from personafl.storage.rundir import RunDirectory
 
 
 def run(*words: object) -> str:
@@ -53,6 +55,19 @@ def test_nobody_at_home(tmp_path: Path) -> None:
     run("pki", "init", folder)
     run("pki", "issue", folder, "coordinator")
     assert "localhost:1" in failed("status", "--server", "localhost:1", "--identity", folder / "coordinator.pem")
+
+
+def test_a_journal_is_verified_and_a_run_copied(tmp_path: Path) -> None:
+    with Journaled(RunDirectory.create(tmp_path / "run", {"recipe.toml": ""}, 0o700)) as made:
+        made.journal.write("created", run="a")
+        made.journal.write("left", number=1)
+        made.commit(2, b"state")
+    head = made.journal.head
+    assert f"2 lines are as they were written; head {head}" in run("audit", "verify", tmp_path / "run", "--head", head)
+    assert "after 2 rounds, 2 lines" in run("backup", tmp_path / "run", tmp_path / "copy").replace("\n", " ")
+    assert head in run("audit", "verify", tmp_path / "copy")
+    assert "has no journal.jsonl" in failed("backup", tmp_path, tmp_path / "other")
+    assert "is not there" in failed("audit", "verify", tmp_path)
 
 
 def test_data_are_dealt_with_the_recipe_of_their_server(tmp_path: Path) -> None:

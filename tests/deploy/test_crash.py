@@ -79,6 +79,42 @@ def test_no_method_leaves_data_or_personal_parameters_in_a_servers_memory() -> N
         assert not any(result["hits"].values()), result
 
 
+@pytest.mark.system
+def test_no_single_update_is_in_the_memory_of_a_server_that_has_sums() -> None:
+    """But it is in that of one that takes updates singly: the search finds them."""
+    summed, plain, noisy = driven("unseen")
+    assert summed["secure"]
+    assert not plain["secure"]
+    assert summed["canaries"] >= 8
+    assert not any(summed["hits"].values()), summed
+    assert plain["hits"]["updates in memory"] > 0
+    assert not any(noisy["hits"].values()), noisy
+
+
+@pytest.mark.slow
+def test_sums_survive_a_kill_at_every_write() -> None:
+    results = driven("sums")
+    assert all(result["equal"] for result in results if "equal" in result)
+    assert {result["victim"] for result in results if result.get("failpoints")} == {"server", "device-0"}
+
+
+@pytest.mark.system
+def test_sums_survive_a_kill_at_some_writes() -> None:
+    results = driven("sums", "7")
+    assert all(result["equal"] for result in results if "equal" in result)
+    assert sum(result.get("failpoints", 0) for result in results) > 2
+
+
+@pytest.mark.parametrize(
+    "every", [pytest.param("1", marks=pytest.mark.slow), pytest.param("9", marks=pytest.mark.system)]
+)
+def test_so_do_sums_with_noise_of_devices(every: str) -> None:
+    """No noise is drawn twice: the bits are those of a run in which nobody was killed."""
+    results = driven("shares", every)
+    assert all(result["equal"] for result in results if "equal" in result)
+    assert sum(result.get("failpoints", 0) for result in results) > 2
+
+
 @pytest.mark.slow
 def test_dropouts_cost_little_and_no_round_is_lost() -> None:
     whole, *others = driven("dropouts")

@@ -71,12 +71,14 @@ def test_devices_give_the_simulators_bits(method: str, tmp_path: Path) -> None:
     "changes",
     [
         {"federation": {"cohort": 2}},  # some are not selected, and come later as newcomers
-        {"federation": {"sampling": "bernoulli", "cohort": 0.4}, "rounds": 4},
+        pytest.param({"federation": {"sampling": "bernoulli", "cohort": 0.4}, "rounds": 4}, marks=pytest.mark.system),
         {"uplink": {"form": "sparse", "keep": 0.2}},
-        {
-            "training": {"steps": 3, "least_steps": 1, "batch": "all"}
-        },  # devices of unequal size, padded in the simulator
-        {"engine": {"threads": 1, "strategy": "sequential", "dtype": "float64"}},
+        pytest.param(  # devices of unequal size, padded in the simulator
+            {"training": {"steps": 3, "least_steps": 1, "batch": "all"}}, marks=pytest.mark.system
+        ),
+        pytest.param(
+            {"engine": {"threads": 1, "strategy": "sequential", "dtype": "float64"}}, marks=pytest.mark.system
+        ),
     ],
 )
 def test_so_they_do_with_cohorts_compressed_uploads_and_whole_batches(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -437,7 +439,7 @@ def _own(folder: Path) -> OwnData:
     [
         {"pretrain": {"rounds": 2}},
         {"deploy": None},
-        {"federation": {"offline": 1}, "method": {"name": "fedbcdi"}},
+        {"federation": {"offline": 1}, "method": {"name": "fedbcd"}},  # its clients train only in contact
     ],
 )
 def test_what_only_the_simulator_does_is_refused_at_once(change: dict[str, Any], tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_states_and_data_of_version_0_1_are_read(tmp_path: Path) -> None:
     assert len(load_own(str(data), 0, run.recipe).data.x)
 
 
-@pytest.mark.parametrize("lines", tiered(range(1, 6), [1, 5]))
+@pytest.mark.parametrize("lines", tiered(range(1, 8), [1, 7]))
 def test_a_journal_that_lost_its_last_lines_is_refused_or_does_no_harm(lines: int, tmp_path: Path) -> None:
     """Those since the checkpoint come again from devices, to the same bits; without the others the run is refused."""
     with Offline(quick_recipe(), tmp_path / "whole") as run:
@@ -126,7 +126,7 @@ def test_a_journal_that_lost_its_last_lines_is_refused_or_does_no_harm(lines: in
             run.settle(number)
     journal = tmp_path / "run" / "run" / "journal.jsonl"
     journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines()[:-lines]))
-    if lines < 5:  # two updates, the round's opening, the end of the one before: after the checkpoint
+    if lines < 7:  # two tasks and updates, the round's opening, the end of the one before: after the checkpoint
         with Offline(quick_recipe(), tmp_path / "run") as run:
             assert run.go_on().outcome() == wanted
     else:

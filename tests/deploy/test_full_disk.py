@@ -41,7 +41,14 @@ class Patient(Offline):
         return surely(lambda: super(Patient, self)._client(number))
 
     def train(self, number: int) -> None:
-        surely(lambda: super(Patient, self).train(number), self.clients[number].state.write)
+        """Where the server cannot note that it hands out a task it is asked again; the device writes again."""
+        rounds = self.rounds
+        task = rounds.task
+        rounds.task = lambda *given: surely(lambda: task(*given))  # type: ignore[method-assign]
+        try:
+            surely(lambda: super(Patient, self).train(number), self.clients[number].state.write)
+        finally:
+            rounds.task = task  # type: ignore[method-assign]
 
     def settle(self, number: int) -> None:
         """Where the server cannot keep an update it is sent again; where the device cannot, it writes again."""

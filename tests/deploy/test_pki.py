@@ -111,3 +111,21 @@ def test_without_a_list_signed_by_the_authority_everyone_is_refused(authority: P
     (authority / "revoked.pem").unlink()
     with pytest.raises(Refused):
         listed.check(identity)
+
+
+def test_many_are_issued_with_one_list(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read and written anew for each: an hour for 10,000 devices."""
+    written: list[int] = []
+    write_json = pki.write_json
+    monkeypatch.setattr(pki, "write_json", lambda path, value: (written.append(1), write_json(path, value))[1])
+    pki.issue(authority, "device-2")
+    written.clear()
+    names = ["server", "device-a", "device-b", "device-5", "device-2", "device-c"]
+    found = pki.issue_all(authority, names)
+    assert len(written) == 1
+    assert list(found) == names
+    numbers = [identify(found[name].certificate.read_bytes()).number for name in names]
+    assert numbers == [None, 0, 1, 5, 2, 3]
+    with pytest.raises(BadInput, match="another device's"):
+        pki.issue_all(authority, ["device-d", "device-3"])
+    assert not (authority / "device-d.pem").exists()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +21,16 @@ from test_updates import FOREVER
 
 from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced
+from personafl.deploy.net import payload
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Hello, Pull, Refused, Said, Update
+from personafl.deploy.net.messages import Code, Hello, Pull, Refused, Said, Update, digest_of
 from personafl.deploy.net.payload import opened_update
 from personafl.deploy.net.stream import Partials, frames, receive
 from personafl.deploy.server import history, rounds
 from personafl.deploy.server.rounds import Rounds
+from personafl.deploy.server.server import Server
 from personafl.deploy.server.service import Bell
+from personafl.deploy.server.updates import Offer
 from personafl.storage.journal import Journal
 
 HELLO = Hello(samples=50, input_shape=[1, 8, 8], classes=10)
@@ -204,3 +211,114 @@ def test_two_threads_may_write_one_journal(tmp_path: Path) -> None:
         thread.join()
     found = sorted((entry["who"], entry["number"]) for entry in Journal(tmp_path / "journal.jsonl").entries)
     assert found == [(who, number) for who in range(4) for number in range(200)]
+
+
+def offers(of: Rounds, numbers: range, payloads: dict[int, bytes] | None = None) -> list[Offer]:
+    going = of._open
+    made = []
+    for number in numbers:
+        data = (payloads or {}).get(number, upload(of, number))
+        update = Update(round=going.number, model=going.model, samples=50)
+        made.append(Offer(device(number), update, data, digest_of(data)))
+    return made
+
+
+def test_updates_that_wait_are_made_durable_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are: their file, its name once a round, and the journal. What is refused is not written."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def spy(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    with enrolled(tmp_path / "run", 20) as server:
+        server.begin()
+        server.open_next()
+        monkeypatch.setattr(os, "fsync", spy)
+        outcomes = server.accept_all(offers(server, range(10), {3: b"nothing"}))
+        assert [getattr(one, "code", one) for one in outcomes] == [*3 * [False], Code.BAD_PAYLOAD, *6 * [False]]
+        assert synced == ["000000.updates", "updates", "journal.jsonl"]
+        synced.clear()
+        assert server.accept_all(offers(server, range(20)))[:4] == [True, True, True, False]
+        assert synced == ["000000.updates", "journal.jsonl"]
+        assert sorted(server._open.taken) == list(range(20))
+        server.close()
+
+
+def test_an_update_that_a_journal_does_not_speak_of_is_written_over(tmp_path: Path) -> None:
+    """A server that is killed between the two goes on with those that it had accepted."""
+    with enrolled(tmp_path / "run", 4) as server:
+        server.begin()
+        server.open_next()
+        server.accept_all(offers(server, range(2)))
+        server._updates.write(offers(server, range(2, 4)))
+    with Rounds(server.recipe, tmp_path / "run") as again:
+        assert sorted(again._open.taken) == [0, 1]
+        assert again.accept_all(offers(again, range(4))) == [True, True, False, False]
+        found = again._joined()
+    with enrolled(tmp_path / "other", 4) as straight:
+        straight.begin()
+        take_all(straight)
+        expected = straight._joined()
+    assert found is not None
+    assert expected is not None
+    assert wire.encode(found.total) == wire.encode(expected.total)
+
+
+def test_a_run_of_version_0_1_goes_on_with_the_updates_that_it_had(tmp_path: Path) -> None:
+    """It had a file for each of them."""
+    with enrolled(tmp_path / "run", 2) as server:
+        server.begin()
+        server.open_next()
+        data = upload(server, 0)
+        (tmp_path / "run" / "updates" / "000000-000000.safetensors").write_bytes(data)
+        server.journal.write("accepted", round=0, number=0, digest=digest_of(data))
+    with Rounds(server.recipe, tmp_path / "run") as again:
+        again.accept_all(offers(again, range(1, 2)))
+        assert again.close().taken == (0, 1)
+        assert list((tmp_path / "run" / "updates").iterdir()) == []
+
+
+def test_a_header_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it describes is known then; numbers are looked at in each update."""
+    looked: list[int] = []
+    opened = payload.opened_update
+    monkeypatch.setattr(payload, "opened_update", lambda *given: (looked.append(1), opened(*given))[1])
+    with enrolled(tmp_path / "run", 8) as server:
+        server.begin()
+        server.open_next()
+        bad = bytearray(upload(server, 5))
+        bad[-4:] = np.array([np.inf], dtype=np.float32).tobytes()
+        short = upload(server, 6)[:-4]
+        outcomes = server.accept_all(offers(server, range(8), {5: bytes(bad), 6: short}))
+    assert [getattr(one, "code", one) for one in outcomes[5:]] == [Code.NOT_FINITE, Code.BAD_PAYLOAD, False]
+    assert outcomes[:5] == 5 * [False]
+    assert len(looked) == 2  # the first, and the one that is not finite
+
+
+def test_updates_that_come_while_the_worker_is_busy_are_kept_together(tmp_path: Path) -> None:
+    """Those of one device are, one after another."""
+    batches: list[list[int]] = []
+
+    async def sent() -> None:
+        server = Server.__new__(Server)
+        server._offers, server._keeping, server._changed = deque(), None, Bell()
+        server._worker, busy = ThreadPoolExecutor(1), threading.Event()
+
+        def accept_all(taken: list[Offer]) -> list[bool | Refused]:
+            batches.append([offer.number for offer in taken])
+            return [Refused(Code.BUSY, "no") if offer.number == 3 else False for offer in taken]
+
+        server._rounds = SimpleNamespace(accept_all=accept_all)  # type: ignore[assignment]
+        server._worker.submit(busy.wait)
+        update = Update(round=0, model="0" * 64, samples=1)
+        waiting = [asyncio.create_task(server._kept(Offer(device(n), update, b"", ""))) for n in (1, 2, 3, 1, 4)]
+        await asyncio.sleep(0)
+        busy.set()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [getattr(one, "code", one) for one in found] == [False, False, Code.BUSY, False, False]
+        server._worker.shutdown()
+
+    asyncio.run(sent())
+    assert batches == [[1, 2, 3], [1, 4]]

@@ -112,9 +112,14 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "finetune"}, MLP),
     ({"name": "fedrep"}, MLP),
 ]
+QUICK = (LOW_RANK, {"name": "fedavg"}, {"name": "fedrep"})
 
 
-@pytest.mark.parametrize(("method", "more"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.system) for case in CASES],
+    ids=str,
+)
 def test_what_is_loaded_is_what_the_run_has(
     runs: Runs, tmp_path: Path, method: dict[str, Any], more: dict[str, Any]
 ) -> None:

@@ -28,6 +28,7 @@ from personafl.models.modelfile import card_of, compacted
 from personafl.models.network import Network
 from personafl.recipe.devices import DeviceSection
 from personafl.runs.build import prepare
+from tiers import tiered
 
 PLENTY = Limits(bytes=10**9)
 FEW = {"partition": {"kind": "iid", "clients": 3}}
@@ -61,7 +62,7 @@ def test_bytes_are_those_of_packed_weights(network: dict[str, Any], dtype: str) 
         assert candidate.parameters == net.parameters
 
 
-@pytest.mark.parametrize("bits", [None, 8, 2, 1])
+@pytest.mark.parametrize("bits", tiered([None, 8, 2, 1], [2]))
 def test_a_run_stores_and_exports_as_many_bytes(bits: int | None, tmp_path: Path) -> None:
     chosen = fit(recipe(), PLENTY, parse_models("cnn:channels=[4,8],hidden=16"), [bits]).chosen
     entry = tomllib.loads(chosen.to_toml())
@@ -90,6 +91,7 @@ def test_the_method_says_what_is_quantized(tmp_path: Path) -> None:
     assert {row["bytes_stored"] for row in result.rows if row["model"] == "personal"} == {whole.candidates[1].bytes}
 
 
+@pytest.mark.system
 def test_memory_is_the_measured_one_and_the_most_of_all_clients() -> None:
     """Clients with fewer samples than a batch need less, so the one with most is taken."""
     sections = {"data": {"partition": {"kind": "quantity", "clients": 20, "alpha": 0.5}, "min_samples": 5}}

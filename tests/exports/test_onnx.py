@@ -72,7 +72,7 @@ NETWORKS = {name: (name, data, options, {}) for name, (data, options) in CASES.i
 }
 
 
-@pytest.mark.parametrize("case", tiered(NETWORKS, ["mlp with adapters", "bag"]))
+@pytest.mark.parametrize("case", tiered(NETWORKS, ["mlp with adapters"]))
 def test_every_network(case: str) -> None:
     name, data, options, adapters = NETWORKS[case]
     network = quantized(make_net_and_split(SharedNetwork(name=name, **options, **adapters), data)[0].module().eval(), 2)
@@ -167,6 +167,7 @@ numpy.save(sys.argv[3], session.run(["scores"], {"x": numpy.load(sys.argv[2])})[
 """
 
 
+@pytest.mark.system
 def test_a_device_needs_numpy_and_onnxruntime_alone(exported: Exported, tmp_path: Path) -> None:
     x = torch.rand(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     np.save(tmp_path / "x.npy", x.numpy())
@@ -269,6 +270,7 @@ class Unknown(nn.Sequential):
         return torch.lgamma(super().forward(x).exp())
 
 
+@pytest.mark.system
 def test_networks_of_ones_own(tmp_path: Path) -> None:
     """BatchNorm by batch statistics, and a forward() that asks for the batch's length."""
     layers = [nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 10)]

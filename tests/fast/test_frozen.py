@@ -66,7 +66,8 @@ def outcome(case: Case, strategy: Strategy) -> dict[str, Tensor]:
 
 
 CASES = list(itertools.product(ALGORITHMS, NETS, ["stacked", "sequential"]))
-QUICK = [case for case in CASES if case[1] == "cnn" or case[0] == "fedalt"]
+LARGE = ("lenet", "resnet20")
+QUICK = [case for case in CASES if case[1] == "cnn" or (case[0] == "fedalt" and case[1] not in LARGE)]
 
 
 @pytest.mark.parametrize(("algorithm", "net", "strategy"), tiered(CASES, QUICK))

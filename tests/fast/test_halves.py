@@ -1,5 +1,6 @@
 """Networks in two halves: where the cut falls, that the halves make the whole, and what is not divided."""
 
+import threading
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -206,3 +207,36 @@ def test_a_network_that_looks_at_its_neighbours_is_not_divided(which: int) -> No
     net = net_of(lambda: Scaled(nn.Flatten(), nn.Linear(256, 9), nn.Tanh(), nn.Linear(9, 3)))
     assert halves_of(net, ["3.weight", "3.bias"], IMAGES) is None
     assert first_layer(net, ["1.weight", "1.bias"], IMAGES) is None
+
+
+OTHER = nn.Linear(4, 4)
+SEEN: list[Tensor | Exception] = []
+
+
+def call_other() -> None:
+    try:
+        SEEN.append(OTHER(torch.ones(1, 4)))
+    except Exception as error:
+        SEEN.append(error)
+
+
+class Interrupted(nn.Module):
+    """Has another thread call another network in the middle of its own forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        thread = threading.Thread(target=call_other)
+        thread.start()
+        thread.join()
+        return self.head(torch.relu(self.body(x)))  # type: ignore[no-any-return]
+
+
+def test_other_threads_call_their_networks_while_one_is_looked_into() -> None:
+    """torch.fx has itself asked for each call of a module, in whatever thread: devices of one process failed by it."""
+    SEEN.clear()
+    assert halves_of(Net(Interrupted()), ["head.weight", "head.bias"], torch.zeros(1, 4)) is not None
+    assert SEEN
+    assert all(isinstance(seen, Tensor) for seen in SEEN)

@@ -21,12 +21,11 @@ from personafl.latency.laws import (
     Law,
     Lognormal,
     Pareto,
-    Sample,
     Trace,
     Weibull,
     parse_latency,
-    read_trace,
 )
+from personafl.latency.samples import Sample, read_trace
 
 SHARES = np.linspace(0.001, 0.999, 41)
 LAWS: list[tuple[Law, Any]] = [

@@ -10,8 +10,9 @@ import pytest
 from scipy import special
 
 from personafl.errors import BadInput
-from personafl.latency.laws import Constant, Exponential, Law, Lognormal, Pareto, Sample, Trace, Weibull
+from personafl.latency.laws import Constant, Exponential, Law, Lognormal, Pareto, Trace, Weibull
 from personafl.latency.order import expected_times, large_n_bound, simulated_ratios, weibull_bound
+from personafl.latency.samples import Sample
 
 SIZES = [1, 2, 10, 200]
 SMOOTH: list[Law] = [

@@ -17,9 +17,10 @@ from personafl.cloud.clock import Phases, play
 from personafl.cloud.protocol import Coordinator
 from personafl.cloud.topology import Topology
 from personafl.errors import BadInput
-from personafl.latency.laws import Constant, Exponential, Law, Pareto, Sample, Trace, Weibull
+from personafl.latency.laws import Constant, Exponential, Law, Pareto, Trace, Weibull
 from personafl.latency.order import expected_times
-from personafl.latency.waiting import analyse, kept_pace, round_times, server_times
+from personafl.latency.samples import Sample
+from personafl.latency.waiting import analyse, kept_pace, rigorous_pace, round_times, server_times
 
 PAPER: tuple[Law, Law] = (Exponential(mean=2.0), Exponential(mean=1.0))
 
@@ -28,6 +29,38 @@ def test_ratios_of_the_papers_latencies() -> None:
     """10 servers of 10 devices, 3 active, Exp(2) + U{1..5} · Exp(1): about .22, .32 and .46 for B = 3, 5, 7."""
     times = expected_times(server_times(*PAPER, devices=10, active=3, seed=0), 10, np.array([3, 5, 7, 10]))
     np.testing.assert_allclose(times[:3] / times[3], [0.22, 0.32, 0.46], atol=0.005)
+
+
+def test_paces_of_the_papers_latencies() -> None:
+    """In units of sync's: .140, .263 and .424 with kept work, .460, .512 and .594 where late servers go on alone."""
+    law = server_times(*PAPER, devices=10, active=3, seed=0)
+    sync = expected_times(law, 10, np.array([10]))[0]
+    for pace, wanted in ((kept_pace, [0.140, 0.263, 0.424]), (rigorous_pace, [0.460, 0.512, 0.594])):
+        found = [pace(law, 10, first)[0] / sync for first in (3, 5, 7)]
+        np.testing.assert_allclose(found, wanted, atol=0.008)
+
+
+def test_the_rigorous_pace_is_that_of_the_cloud() -> None:
+    law = Weibull(shape=2.0)
+    draw = np.random.default_rng(0)
+    drawn = iter(law.quantile(draw.random(20_000)).tolist())
+    events = play(Coordinator(4, 2, rigorous=True), lambda server, number: (np.array([server]), next(drawn)))
+    for _ in range(100):
+        begin = next(events).time
+    for _ in range(2000):
+        end = next(events).time
+    pace, error = rigorous_pace(law, 4, 2)
+    assert (end - begin) / 2000 == pytest.approx(pace, rel=0.03)
+    assert error < 0.01 * pace
+    assert rigorous_pace(law, 4, 1) == (law.mean, 0.0)
+    assert rigorous_pace(law, 4, 4) == kept_pace(law, 4, 4)
+
+
+def test_waiting_for_one_alone_is_warned_of() -> None:
+    law = Exponential(mean=1.0)
+    assert any(note.startswith("B = 1: nothing is mixed") for note in analyse(law, 4, first=1).notes)
+    assert not analyse(law, 4, first=2).notes
+    assert not analyse(law, 1, first=1).notes
 
 
 def test_a_server_takes_as_long_as_its_last_device() -> None:

@@ -61,6 +61,7 @@ def test_a_transformers_input_and_output_are_whole_blocks() -> None:
         assert all(name.startswith(block) for name in names)
 
 
+@pytest.mark.system
 def test_body_and_output_are_all_there_is_and_have_nothing_in_common() -> None:
     """Also what is beside the layers, adapters, and outputs that a module declares."""
     for name in CASES.keys() - {"linear"}:

@@ -13,6 +13,7 @@ from personafl import BadInput, Recipe, api
 from personafl.plan.describe import duration
 from personafl.plan.estimate import Estimate, Plan, estimate, make_plan, stored
 from personafl.plan.probe import Files, Page, Probe, Rounds, probe, size_of
+from tiers import tiered
 
 RECIPE: dict[str, Any] = {
     "rounds": 12,
@@ -87,7 +88,7 @@ def test_rows_of_states_are_those_of_the_store() -> None:
     assert stored(100, 0.5, 2, 1) == 100  # 75 took part, of the first 50 half are rewritten
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "finetune", "scaffold"])
+@pytest.mark.parametrize("method", tiered(["fedavg", "ditto", "finetune", "scaffold"], ["ditto"]))
 def test_sizes_and_bytes_are_those_of_the_run(method: str, tmp_path: Path) -> None:
     recipe = Recipe.parse(RECIPE | {"method": {"name": method}, "engine": {"checkpoint_seconds": 1e6}})
     probed = probe(recipe)
@@ -101,6 +102,7 @@ def test_sizes_and_bytes_are_those_of_the_run(method: str, tmp_path: Path) -> No
     assert found.memory > 2**27  # torch alone
 
 
+@pytest.mark.system
 def test_a_probe_of_many_clients_takes_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("personafl.plan.probe.CLIENTS", 5)
     recipe = Recipe.parse(RECIPE | {"method": {"name": "ditto"}, "federation": {"cohort": 0.5}})

@@ -391,6 +391,7 @@ def test_pretraining_has_no_devices(tmp_path: Path) -> None:
     assert "device" in api.Result.load(tmp_path / "run").columns
 
 
+@pytest.mark.system
 def test_a_comparison_deals_alike(tmp_path: Path) -> None:
     """Methods and variants of a seed see the same devices; a method that cannot use them is refused before any run."""
     variants = {"longer": {"method": {"name": "local", "alone_epochs": 3}}}

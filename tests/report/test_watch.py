@@ -48,6 +48,7 @@ def fetched(address: str, host: str | None = None) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+@pytest.mark.system
 def test_states_of_a_comparison_in_progress(comparison: Path, copied: Copied) -> None:
     """Two rounds that took t seconds leave two that take t; a run that has not begun is as its method's other seed."""
     path = copied(comparison)

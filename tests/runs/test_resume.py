@@ -78,6 +78,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
+@pytest.mark.system
 def test_a_crash_at_some_writes() -> None:
     assert report_of(driver("failpoints", "60"))["tried"] > 2
 
@@ -86,6 +87,18 @@ def test_a_crash_at_some_writes() -> None:
 def test_a_crash_at_every_write() -> None:
     """SIGKILL before every write, rename, removal and fsync of a run, and in the middle of every write."""
     assert report_of(driver("failpoints"))["tried"] > 150
+
+
+@pytest.mark.system
+def test_a_crash_at_some_writes_of_a_private_run() -> None:
+    """The same noise and the same ledger, which is the metrics' lines; noise is taken back, so some of it is kept."""
+    pytest.importorskip("dp_accounting", reason="differential privacy is accounted for by dp-accounting")
+    assert report_of(driver("private", "20"))["tried"] > 10
+
+
+@pytest.mark.slow
+def test_a_crash_at_every_write_of_a_private_run() -> None:
+    assert report_of(driver("private"))["tried"] > 150
 
 
 @pytest.mark.slow
@@ -156,7 +169,7 @@ def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
     assert set(differences(outcome(tmp_path / "run"), outcome(tmp_path / "straight"))) == {"recipe"}
 
 
-@pytest.mark.parametrize("strategy", ["stacked", "sequential"])
+@pytest.mark.parametrize("strategy", tiered(["stacked", "sequential"], ["stacked"]))
 def test_layouts_in_memory_do_not_show(tmp_path: Path, strategy: str) -> None:
     """A module in channels-last layout: checkpoints do not keep layouts, and convolutions may round by them."""
 
@@ -190,6 +203,7 @@ def test_a_store_that_spills(tmp_path: Path) -> None:
     assert set(differences(outcome(tmp_path / "memory"), outcome(tmp_path / "disk"))) == {"recipe"}
 
 
+@pytest.mark.system
 def test_devices_with_networks_of_their_own_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """States of three layouts, none of which stays in memory, some of a cohort known and others not; and resumed."""
     devices = [{"share": 1 / 3, "model": {"name": "mlp", "hidden": [width]}} for width in (6, 9, 12)]

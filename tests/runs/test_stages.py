@@ -15,6 +15,7 @@ from personafl.exports.memory import round_memory, training_memory
 from personafl.recipe.recipe import Recipe
 from personafl.runs import build, learners, loop
 from personafl.storage.files import read_json
+from tiers import tiered
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -102,7 +103,7 @@ def test_a_start_brings_its_inputs(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("stateful", [True, False])
+@pytest.mark.parametrize("stateful", tiered([True, False], [True]))
 def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stateful: bool) -> None:
     """Stopped after the first chunk of fine-tuning and resumed: only the others are tuned, with the same result."""
     own = recipe(
@@ -167,6 +168,7 @@ def test_a_pretraining_that_was_stopped_resumes(tmp_path: Path) -> None:
     same(tmp_path / "straight", tmp_path / "run")
 
 
+@pytest.mark.system
 def test_a_comparison_pretrains_once_for_all(tmp_path: Path) -> None:
     """Variants have their own names in the table; one stage (a) per seed serves them all."""
     section = {
@@ -200,6 +202,7 @@ def test_bad_stages_and_parts() -> None:
             build.prepare(Recipe.parse(recipe(**changes)))
 
 
+@pytest.mark.system
 def test_the_choice_never_hurts_more_than_the_personal_model(tmp_path: Path) -> None:
     result = api.run(recipe(finetune=True, rounds=10, data={"validation": 0.4}), out=tmp_path / "run")
     by_model = {row["model"]: row for row in result.rows if (row["clients"], row["split"]) == ("seen", "test")}

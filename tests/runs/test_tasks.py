@@ -109,6 +109,7 @@ def test_scores_and_errors_of_numbers_are_those_of_exported_models(numbers: Resu
     assert seen(numbers, "global")["score"] == "r2"
 
 
+@pytest.mark.system
 def test_units_of_targets_do_not_matter(numbers: Result, tmp_path: Path) -> None:
     other = run(diabetes(1000.0, 500.0), tmp_path / "run", rounds=20, training={"lr": 0.5})
     for model in ("global", "personal"):
@@ -117,6 +118,7 @@ def test_units_of_targets_do_not_matter(numbers: Result, tmp_path: Path) -> None
         assert two["rmse"] == pytest.approx(1000 * one["rmse"], rel=2e-3)
 
 
+@pytest.mark.system
 def test_sets_of_labels_are_learned(sets: Result) -> None:
     row = seen(sets, "personal")
     assert row["score"] == "f1"

@@ -102,3 +102,21 @@ def test_a_run_with_empty_rounds(tmp_path: Path, method: str) -> None:
 
 def _refused(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.mark.parametrize(("clients", "size"), [(12, 6), (7, 2), (10, 3), (5, 5), (100, 7)])
+def test_turns_are_apart_and_fair(clients: int, size: int) -> None:
+    """Everybody's turn comes again after ⌊clients/size⌋ rounds at the earliest, and equally often."""
+    who = np.arange(clients) * 3 + 1
+    turns: dict[int, list[int]] = {int(one): [] for one in who}
+    rounds = 2 * clients
+    for number in range(rounds):
+        drawn = draw_cohort(who, size, "cyclic", 5, number)
+        assert len(set(drawn.tolist())) == size
+        assert np.all(np.diff(drawn) > 0)
+        for one in drawn.tolist():
+            turns[one].append(number)
+    assert {len(own) for own in turns.values()} == {2 * size}
+    assert min(int(np.diff(own).min()) for own in turns.values()) == clients // size
+    if size < clients:
+        assert draw_cohort(who, size, "cyclic", 6, 0).tolist() != draw_cohort(who, size, "cyclic", 5, 0).tolist()

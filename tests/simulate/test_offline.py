@@ -34,6 +34,7 @@ def changed(**sections: Any) -> dict[str, Any]:
     return {**RECIPE, **{k: {**RECIPE.get(k, {}), **v} if isinstance(v, dict) else v for k, v in sections.items()}}
 
 
+@pytest.mark.system
 def test_a_run_with_offline_training_resumes_to_the_same_bits(tmp_path: Path) -> None:
     def crash(progress: Progress) -> None:
         if isinstance(progress, Progress) and progress.done == 3:
@@ -117,6 +118,7 @@ def test_optimizer_settings_that_do_not_go_together(training: dict[str, Any], me
         Recipe.parse({"training": training})
 
 
+@pytest.mark.system
 def test_a_comparison_of_the_paper_s_methods(tmp_path: Path) -> None:
     """FedAvg by SGD, FedProx accelerated, FedBCD-I with offline training: one recipe, with variants."""
     variants = {

@@ -20,7 +20,7 @@ from personafl.algorithms import METHODS
 from personafl.algorithms.averaging import Averaging
 from personafl.algorithms.training import Training
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.algorithm import Algorithm, Problem, ServerRule
 from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
@@ -31,7 +31,7 @@ from personafl.evaluate.score import Scores
 from personafl.runs.build import prepare
 from personafl.runs.result import Result
 from personafl.runs.scoring import score, tune
-from personafl.simulate import serverside, simulator
+from personafl.simulate import simulator
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.engine import Engine, gather
 from personafl.simulate.federation import Federation
@@ -181,13 +181,13 @@ def test_the_mean_is_the_one_by_hand(simulate: Any, weights: str, strategy: str)
 def test_bytes_are_those_of_the_messages(simulate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encode every message of every client of three rounds and add up the lengths."""
     up: list[int] = []
-    real = serverside.join
+    real = ServerRule.join
 
-    def spy(joined: Any, uploads: Any, weights: Tensor) -> Any:
+    def spy(rule: ServerRule, state: Any, joined: Any, uploads: Any, weights: Tensor) -> Any:
         up.extend(len(wire.encode(tree.take(uploads, row))) for row in range(len(weights)))
-        return real(joined, uploads, weights)
+        return real(rule, state, joined, uploads, weights)
 
-    monkeypatch.setattr(serverside, "join", spy)
+    monkeypatch.setattr(ServerRule, "join", spy)
     run = simulate(federation("ditto", engine=Engine("stacked", 2)))
     for number in range(3):
         up.clear()

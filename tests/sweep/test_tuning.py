@@ -28,6 +28,7 @@ from personafl.runs.listener import Event, Note, Progress
 from personafl.storage.files import read_json
 from personafl.storage.rundir import COMPARISON_FILE
 from personafl.sweep import tuning, worker
+from tiers import tiered
 from waiting import until
 
 BASE: dict[str, Any] = {
@@ -82,6 +83,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Event
     return path, told
 
 
+@pytest.mark.system
 def test_all_seeds_run_with_the_values_that_are_best_on_validation_data(compared: tuple[Path, Any]) -> None:
     path, chosen = compared[0], read_tuned(compared[0])
     for label, found in chosen.items():
@@ -126,6 +128,7 @@ def test_the_budget_is_told_first_and_is_what_is_trained(compared: tuple[Path, l
     assert next(place for place, event in enumerate(told) if isinstance(event, Progress)) > 2
 
 
+@pytest.mark.system
 def test_test_labels_change_nothing(straight: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_this_process(monkeypatch)
     monkeypatch.setattr(worker, "load", changed_tests)
@@ -141,7 +144,7 @@ def changed_tests(*given: Any) -> FederatedData:
     return dataclasses.replace(data, y=y)
 
 
-@pytest.mark.parametrize(("at", "when"), [(0, "before"), (4, "after"), (8, "before")])
+@pytest.mark.parametrize(("at", "when"), tiered([(0, "before"), (4, "after"), (8, "before")], [(4, "after")]))
 def test_a_stop_anywhere_changes_nothing(
     at: int, when: str, straight: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

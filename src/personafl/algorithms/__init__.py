@@ -50,6 +50,7 @@ METHODS: dict[str, Method] = {
         ("local", "local", "baseline"),
         ("finetune", "finetune", "Pillutla et al., ICML 2022 (baseline)"),
         ("ditto", "ditto", "Li et al., ICML 2021"),
+        ("mrmtl", "mrmtl", "Liu et al., NeurIPS 2022"),
         ("pfedme", "pfedme", "Dinh et al., NeurIPS 2020"),
         ("perfedavg", "perfedavg", "Fallah et al., NeurIPS 2020"),
         ("fedslr", "fedslr", "Huang et al., TMLR 2023"),

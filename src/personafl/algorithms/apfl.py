@@ -24,7 +24,7 @@ newcomer trains v (and α) with w fixed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge, Le
@@ -56,6 +56,7 @@ class Mixed(NamedTuple):
 class ApflClient(TunedClient):
     """Client rule: FedAvg's w_i, beside it v_i, and α_i too where `adapt` says how it steps."""
 
+    by_gradients: ClassVar[bool] = True
     shared: Training = field(default_factory=Training)
     personal: LocalOptimizer = field(default_factory=Sgd)  # of v_i
     mixing: float = 0.25  # α_i at the start

@@ -10,6 +10,7 @@ T. Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from personafl.core.optim import OptimizerSpec
 class DittoClient(TunedClient):
     """Client rule: FedAvg's for w, and a personal model v_i held to w_t by `pull` (λ)."""
 
+    by_gradients: ClassVar[bool] = True
+    kept_phases: ClassVar[tuple[str, ...]] = ("personal",)
     shared: FedAvgClient = field(default_factory=FedAvgClient)
     personal: Training = field(default_factory=Training)
     pull: float = 0.3

@@ -65,6 +65,7 @@ class Own(NamedTuple):
 class PartialClient(TunedClient):
     """Client rule of FedAlt, and with `simultaneous` of FedSim."""
 
+    by_gradients: ClassVar[bool] = True
     shared: Training = field(default_factory=Training)  # τ_u, γ_u
     personal: Training = field(default_factory=Training)  # τ_v, γ_v
     simultaneous: bool = False

@@ -7,6 +7,7 @@ H. B. McMahan et al., *Communication-Efficient Learning of Deep Networks from De
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -27,6 +28,7 @@ class FedAvgClient(SharedModelClient):
     the nuclear prox (FedSLR's alternative LPGD).
     """
 
+    by_gradients: ClassVar[bool] = True
     proximal: float = 0.0
     rank_penalty: float = 0.0
 

@@ -131,6 +131,8 @@ class _Device(OnePassClient, TunedClient):
 class FedBcdClient(_Device):
     """Client rule of FedBCD: ASPG on the penalised loss."""
 
+    by_gradients: ClassVar[bool] = True
+
     def init(self, problem: Problem, down: Anchor, generator: torch.Generator) -> Iterates:
         """x = x⁻ = x⁽⁰⁾."""
         return Iterates(down.start, down.start)
@@ -140,6 +142,11 @@ class FedBcdClient(_Device):
         optimizer = self.training.optimizer.at(data.round)
         trained, loss = self._train(problem, down.model, state, data.phases["local"], optimizer)
         return trained, PersonalChange(tree.sub(trained.model, state.model), loss)
+
+    def introduce(self, problem: Problem, state: Iterates) -> PersonalChange:
+        """Send x: another server has nothing of it in its target."""
+        like = next(iter(state.model.values()))
+        return PersonalChange(state.model, torch.zeros((), dtype=like.dtype, device=like.device))
 
     def personalize(self, problem: Problem, down: Anchor, state: Iterates, data: Data) -> Iterates:
         """Train from z."""
@@ -158,6 +165,7 @@ class FedBcdClient(_Device):
 class FedBcdIClient(_Device):
     """Client rule of FedBCD-I: ASPG on one's own loss, in contact followed by pulls towards z."""
 
+    by_gradients: ClassVar[bool] = True
     wait_after: int = 4  # rounds without contact
     carry_momentum: bool = True  # pulls move x⁻ too
 
@@ -201,7 +209,7 @@ class FedBcdIClient(_Device):
 
     def _pulls(self, data: Data) -> Tensor:
         """Return K of a round: its minibatches, or its epochs where training counts those."""
-        steps, work = data.phases["local"].real.any(-1).sum().to(torch.float64), self.training.work
+        steps, work = data.phases["local"].alive.sum().to(torch.float64), self.training.work
         if work.epochs is None or work.batch is None:
             return steps
         return steps / (-(-data.examples // work.batch)).clamp(min=1)
@@ -258,6 +266,15 @@ class BlockServer(ServerRule):
     def weigh(self, problem: Problem, weights: NDArray[Any]) -> NDArray[Any]:
         """Times γ_i, where devices have their own."""
         return weights if problem.penalty is None else weights * problem.penalty
+
+    def admit(self, state: Block, weight: float, upload: PersonalChange | None) -> Block:
+        """Count another device: in the target of all, by its x, or by x⁽⁰⁾ if it has not taken part yet."""
+        population = state.population + weight
+        if self.everyone:
+            x = state.start if upload is None else upload.change
+            share = weight / float(population)
+            state = state._replace(target=tree.add(state.target, tree.scale(tree.sub(x, state.target), share)))
+        return state._replace(population=population)
 
     def again(self, state: Block) -> Block:
         """z ← z − η̃(z − target)."""

@@ -15,7 +15,7 @@ the duals, weighted as the objective Σ(n_i/n)f_i is; the paper's means are plai
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Dual(NamedTuple):
 class DynamicClient(SharedModelClient):
     """Client rule: solve the local problem with its dual and a pull (α) towards w_t."""
 
+    by_gradients: ClassVar[bool] = True
     pull: float = 0.1
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Dual:

@@ -28,7 +28,7 @@ Deviation: uploads are weighted as the recipe says; `federation.weights = "unifo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,6 +69,8 @@ class Fused(NamedTuple):
 class SlrClient(TunedClient):
     """Client rule: phase I on w by the `solver`, phase II on p_i with w_t fixed."""
 
+    by_gradients: ClassVar[bool] = True
+    kept_phases: ClassVar[tuple[str, ...]] = ("personal",)
     solver: DynamicClient | FedAvgClient = field(default_factory=DynamicClient)
     personal: Training = field(default_factory=Training)
     penalty: Penalty = "sparse"

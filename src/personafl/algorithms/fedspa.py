@@ -28,7 +28,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -59,6 +59,7 @@ class Masks(NamedTuple):
 class SpaClient(TunedClient):
     """Client rule: train the active entries, then search for better ones."""
 
+    by_gradients: ClassVar[bool] = True
     training: Training = field(default_factory=Training)
     density: float = 0.5
     prune_rate: float = 0.5  # α_0
@@ -125,7 +126,7 @@ class SpaClient(TunedClient):
             name: _moved(state.mask[name], w[name], gradient[name], torch.ceil(rate * active))
             for name, active in self._active(w).items()
         }
-        return Masks(tree.where(batches.real.any(), mask, state.mask))
+        return Masks(tree.where(batches.alive.any(), mask, state.mask))
 
     def _active(self, params: Params) -> dict[str, int]:
         """Return k_l of the weights that are sparse."""

@@ -12,7 +12,7 @@ Clients keep nothing between rounds; fine-tuning happens when a client asks for 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Model
 from personafl.algorithms.fedavg import FedAvgClient
@@ -30,6 +30,7 @@ Part = Literal["all", "personal"]
 class FinetuneClient(TunedClient, FedAvgClient):
     """Client rule: FedAvg's, and fine-tuning."""
 
+    by_gradients: ClassVar[bool] = True
     part: Part = "all"
 
     def personalize(self, problem: Problem, down: Model, state: Empty, data: Data) -> Personal:

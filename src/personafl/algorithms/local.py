@@ -7,7 +7,7 @@ Nothing is sent in either direction but the mean training loss. A client may hav
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Report(NamedTuple):
 class LocalClient(OnePassClient):
     """Client rule: train one's own model."""
 
+    by_gradients: ClassVar[bool] = True
+    kept_phases: ClassVar[tuple[str, ...]] = ("local",)
     alone: Training = field(default_factory=Training)  # of a client that did not take part
 
     @property

@@ -63,6 +63,7 @@ class Control(NamedTuple):
 class ScaffoldClient(SharedModelClient):
     """Client rule: train the shared model with gradients corrected by c − c_i."""
 
+    by_gradients: ClassVar[bool] = True
     uploads_of_state: ClassVar[tuple[str, ...]] = ("control",)  # c_i's changes go up; the first one is c_i itself
 
     def init(self, problem: Problem, down: Controlled, generator: torch.Generator) -> Control:
@@ -75,7 +76,7 @@ class ScaffoldClient(SharedModelClient):
         batches, optimizer = data.phases["local"], self.training.optimizer
         term = Quadratic(slope=correction)
         change, loss = descent(problem.mean_loss, down.model, batches, optimizer.at(data.round), term=term)
-        length = batches.real.any(-1).sum() * optimizer.rate(data.round)  # Kη
+        length = batches.alive.sum() * optimizer.rate(data.round)  # Kη
         trained = length > 0  # else c_i stays: no data, or a schedule that has come to 0
         gradient = tree.scale(change, -1 / torch.where(trained, length, 1.0))
         control = tree.where(trained, tree.sub(gradient, correction), state.control)

@@ -40,7 +40,7 @@ from torch.utils import _pytree as pytree
 
 from personafl.algorithms.training import Count
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, ClientRule, Problem, untrained_upload
+from personafl.core.algorithm import Algorithm, ClientRule, Problem, only_by_gradients, untrained_upload
 from personafl.core.batches import Data, Steps
 from personafl.core.prox import as_matrix, from_matrix
 from personafl.core.schedule import FORBID_UNKNOWN
@@ -132,6 +132,16 @@ class CompressedClient(ClientRule):
         return self.rule.uploads_of_state
 
     @property
+    def by_gradients(self) -> bool:  # type: ignore[override]
+        """As the method."""
+        return only_by_gradients(self.rule)
+
+    @property
+    def kept_phases(self) -> tuple[str, ...]:  # type: ignore[override]
+        """As the method."""
+        return self.rule.kept_phases
+
+    @property
     def uploads(self) -> type[Any]:
         """As the method: what is declared to leave the device."""
         return self.rule.uploads
@@ -143,6 +153,12 @@ class CompressedClient(ClientRule):
         if own is None:
             return None
         return lambda problem, state, data: state._replace(state=own(problem, state.state, data))
+
+    @property
+    def introduce(self) -> Callable[[Problem, WithError], Tree] | None:
+        """As the method's own, whole."""
+        own = self.rule.introduce
+        return None if own is None else lambda problem, state: own(problem, state.state)
 
     @property
     def packed(self) -> Callable[[Problem, Any, Tree], dict[str, tuple[Tree, ...]]] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from personafl.api.calls import as_recipe
     from personafl.api.commands import (
+        account_privacy,
         deal,
         describe_data,
         describe_model,
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "personafl.api.calls": ("as_recipe",),
     "personafl.api.commands": (
-        *("deal", "describe_data", "describe_model", "fit_device", "list_datasets", "list_methods", "list_models"),
-        *("make_plan", "make_recipe", "predict", "run_sweep", "wait_times", "watch_runs", "write_report"),
+        *("account_privacy", "deal", "describe_data", "describe_model", "fit_device", "list_datasets"),
+        *("list_methods", "list_models", "make_plan", "make_recipe", "predict", "run_sweep", "wait_times"),
+        *("watch_runs", "write_report"),
     ),
     "personafl.api.deployment": (
         *("ask_status", "drop_device", "issue_certificates", "make_authority", "revoke_certificates"),
@@ -71,6 +73,7 @@ __all__ = [
     "Listeners",
     "Result",
     "RoundDone",
+    "account_privacy",
     "as_recipe",
     "ask_status",
     "compare",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from personafl.latency.waiting import Waiting
     from personafl.models.predicting import Predictions
     from personafl.plan.estimate import Plan
+    from personafl.privacy.answers import Answer
     from personafl.recipe.recipe import Recipe
     from personafl.runs.given import Given
     from personafl.sweep.search import Sweep
@@ -289,6 +290,41 @@ def wait_times(
         latency, file, devices=devices, active=active, arrival=arrival, step=step, steps=steps, seed=seed
     )
     return analyse(times, servers, seed=seed)
+
+
+def account_privacy(
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise: float | None = None,
+    rounds: int | None = None,
+    rate: float | None = None,
+    mechanism: str = "gaussian",
+    trees: int | None = None,
+    apart: int | None = None,
+    accountant: str | None = None,
+) -> Answer:
+    """Return what rounds with noise promise to each client: of the first four arguments give three.
+
+    `noise` is the multiplier. With `rate` cohorts are Poisson samples, without it nothing is claimed of them.
+    `mechanism` is "gaussian"; "discrete", which is the same in whole numbers; "distributed",
+    which devices add to sums that are all that is seen; "tree" (DP-FTRL), `rounds` being those of
+    each of its `trees`; or "banded", where a client may take part again after `apart` rounds. `accountant` is "pld" or
+    "rdp". Numbers err to the safe side; see `personafl privacy`.
+    """
+    from personafl.privacy.answers import answer
+
+    return answer(
+        epsilon=epsilon,
+        delta=delta,
+        noise=noise,
+        rounds=rounds,
+        rate=rate,
+        mechanism=mechanism,
+        trees=trees,
+        apart=apart,
+        accountant=accountant,
+    )
 
 
 def _paths(paths: Sequence[str | Path]) -> list[Path]:

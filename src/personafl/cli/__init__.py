@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from personafl import __version__
-from personafl.cli import data, deploy, listings, models, reports, reproduce, runs, sweep
+from personafl.cli import data, deploy, listings, models, operate, privacy, reports, reproduce, runs, sweep
 from personafl.cli.console import err, out
 from personafl.errors import BadInput, Interrupted, PersonaError, printable
 from personafl.system import check_system
@@ -33,11 +33,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": listings.models,
     "datasets": listings.datasets,
     "latency": reports.latency,
+    "privacy": privacy.privacy,
     "server": deploy.server,
     "coordinator": deploy.coordinator,
     "device": deploy.device,
     "status": deploy.status,
     "drop": deploy.drop,
+    "backup": operate.backup,
     "predict": deploy.predict,
     "flower": deploy.flower,
     "reproduce": reproduce.reproduce,
@@ -48,6 +50,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "model": ("Look at a model before training it.", {"describe": models.describe}),
     "data": ("Look at data before training on them.", {"describe": data.describe, "deal": data.deal}),
+    "audit": ("Is what a server wrote down as it was written.", {"verify": operate.audit_verify}),
     "pki": (
         "Certificates: who is who among servers and devices.",
         {"init": deploy.pki_init, "issue": deploy.pki_issue, "revoke": deploy.pki_revoke},

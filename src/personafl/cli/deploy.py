@@ -30,6 +30,10 @@ Words = Annotated[
 ]
 Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory; one that exists is continued.")]
+Metrics = Annotated[
+    str | None, typer.Option(metavar="[HOST:]PORT", help="Where /metrics, /healthz and /readyz are; plain HTTP.")
+]
+LogFormat = Annotated[str, typer.Option(metavar="text|json", help="What is printed: words, or a line of JSON each.")]
 Revoked = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Revocations; if not given, revoked.pem beside NAME.pem.")
 ]
@@ -82,6 +86,8 @@ def server(
         int | None,
         typer.Option(min=0, metavar="N", help="Go back to the end of round N, and stop; start it again without this."),
     ] = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Serve a recipe to devices; the same command continues it after a crash."""
     from personafl.api.deployment import run_server
@@ -95,10 +101,12 @@ def server(
         coordinator=coordinator,
         stay=stay,
         roll_back=roll_back,
+        metrics=metrics,
+        log_format=log_format,
         tell=say,
     )
     if roll_back is None:
-        say(f"run directory: {path}")
+        _say_directory(path, log_format)
     else:
         say(f"{path}: is at the end of round {roll_back}; start the server again without --roll-back")
 
@@ -109,16 +117,36 @@ def coordinator(
     listen: Listen = "localhost:8442",
     out_path: Out = None,
     revoked: Revoked = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Coordinate the servers of a recipe with a cloud; the same command continues it after a crash."""
     from personafl.api.deployment import run_coordinator
 
-    path = run_coordinator(parsed(words), identity=identity, listen=listen, out=out_path, revoked=revoked, tell=say)
-    say(f"run directory: {path}")
+    path = run_coordinator(
+        parsed(words),
+        identity=identity,
+        listen=listen,
+        out=out_path,
+        revoked=revoked,
+        metrics=metrics,
+        log_format=log_format,
+        tell=say,
+    )
+    _say_directory(path, log_format)
+
+
+def _say_directory(path: Path, log_format: str) -> None:
+    from personafl.deploy.net.telling import Told
+
+    told = Told("directory", f"run directory: {path}")
+    say(told.as_json() if log_format == "json" else str(told))
 
 
 def device(
-    server: Server,
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT[,…]", help="Where the server is; several of a cloud: one has this device.")
+    ],
     data: Annotated[str, typer.Option(metavar="FILE", help="From personafl data deal, or a data set of its own.")],
     identity: Identity,
     state: Annotated[Path, typer.Option(metavar="DIR", help="What the device keeps: state and model.")],
@@ -128,26 +156,46 @@ def device(
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="What this device agrees to; all else is refused.")
     ] = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = "text",
 ) -> None:
     """Take part as a device: train on one's own data, send what the method declares, keep the rest."""
     from personafl.api.deployment import run_device
 
     def tell(text: str) -> None:
-        say(f"{identity.stem}: {text}")
+        say(text if log_format == "json" else f"{identity.stem}: {text}")
 
-    run_device(server, data=data, identity=identity, state=state, profile=profile, policy=policy, tell=tell)
+    run_device(
+        server,
+        data=data,
+        identity=identity,
+        state=state,
+        profile=profile,
+        policy=policy,
+        metrics=metrics,
+        log_format=log_format,
+        tell=tell,
+    )
 
 
 def drop(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the device, as in its certificate: device-7.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of the device, as in its certificate: device-7; or of a cloud-2.")
+    ],
     server: Server,
     identity: Identity,
     undo: Annotated[bool, typer.Option("--undo", metavar="", help="Let it in again.")] = False,
+    to: Annotated[
+        str | None, typer.Option(metavar="cloud-N", help="Who has the devices of a dropped server; else all others.")
+    ] = None,
 ) -> None:
-    """Leave a device out of a run from now on: it is not selected, not waited for, and what it sends is refused."""
+    """Leave a device out of a run from now on: it is not selected, not waited for, and what it sends is refused.
+
+    Or a server of a cloud, for good: ask its coordinator. Its devices go on at other servers.
+    """
     from personafl.api.deployment import drop_device
 
-    before = drop_device(server, name, identity=identity, undo=undo)
+    before = drop_device(server, name, identity=identity, undo=undo, to=to)
     say(f"{name}: {'was ' if before else ''}{'let in again' if undo else 'dropped'}{' before' if before else ''}")
 
 
@@ -173,7 +221,8 @@ def _say_servers(report: dict[str, Any]) -> None:
     say(f"{what}: {state}, {report['done']} of {report['rounds']} rounds done")
     table = Table("server", "version", "mixes", "staleness", "alone", "", box=None, header_style="bold")
     for row in report["servers"]:
-        now = "gone" if row["gone"] else "not joined" if not row["joined"] else "ready" if row["ready"] else "training"
+        now = next((state for state in ("dropped", "gone", "ready") if row.get(state)), "training")
+        now = now if row["joined"] else "not joined"
         stale = "" if row["staleness"] is None else str(row["staleness"])
         table.add_row(
             Text(printable(row["name"])), str(row["version"]), str(row["mixes"]), stale, str(row["alone"]), now
@@ -185,6 +234,9 @@ def _say_devices(report: dict[str, Any]) -> None:
     state = "finished" if report["finished"] else "training" if report["open"] else "waiting for devices"
     what = printable(f"{report['name']} ({report['method']})")
     say(f"{what}: {state}, {report['done']} of {report['rounds']} rounds done")
+    if spent := report.get("privacy"):
+        of = "" if spent["budget"] is None else f" of {spent['budget']:g}"
+        say(f"privacy: epsilon {spent['epsilon']:.4g}{of} spent, with delta {spent['delta']:g}; {spent['assumption']}")
     if going := report["open"]:
         say(f"round {going['round'] + 1}: {len(going['taken'])} of {len(going['selected'])} updates")
     table = Table("device", "number", "samples", "", box=None, header_style="bold")

@@ -78,6 +78,15 @@ def play(coordinator: Coordinator, phase: Phase) -> Iterator[Aggregation]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Delay:
+    """Laws of some devices; None: as the others'."""
+
+    devices: Clients
+    arrival: Law | None
+    step: Law | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceTimes:
     """How long devices take, drawn for each device and round: arrival_i + K_i · step_i."""
 
@@ -85,12 +94,23 @@ class DeviceTimes:
     step: Law
     steps: Callable[[Clients, int], NDArray[np.int64]]  # (devices, round) -> K_i
     seed: int
+    own: tuple[Delay, ...] = ()  # of devices that take longer or shorter; the last that has a device counts
 
     def times(self, devices: Clients, number: int) -> NDArray[np.float64]:
         """Return how long each device takes in a round."""
-        arrival = self.arrival.quantile(rng.uniforms(self.seed, "arrival", number, devices))
-        length = self.step.quantile(rng.uniforms(self.seed, "step", number, devices))
-        return arrival + self.steps(devices, number) * length
+        return self.arrivals(devices, number) + self.steps(devices, number) * self._drawn("step", devices, number)
+
+    def arrivals(self, devices: Clients, number: int) -> NDArray[np.float64]:
+        """Return how long each device takes in a round until it asks to take part."""
+        return self._drawn("arrival", devices, number)
+
+    def _drawn(self, what: str, devices: Clients, number: int) -> NDArray[np.float64]:
+        share = rng.uniforms(self.seed, what, number, devices)
+        times: NDArray[np.float64] = getattr(self, what).quantile(share)
+        for own in self.own:
+            law, whose = getattr(own, what), np.isin(devices, own.devices)
+            times = times if law is None else np.where(whose, law.quantile(share), times)
+        return times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +124,7 @@ class Phases(DeviceTimes):
         """Return the active devices of a server's round, and its length."""
         devices = self.topology.devices[server]
         share = rng.uniforms(self.seed, "arrival", number, devices)
-        # By share: earlier arrivals have smaller ones, and where arrivals are equal it is a fair draw.
-        devices = devices[np.sort(np.argsort(share, kind="stable")[: self.active])]
+        # Of one law earlier arrivals have smaller shares, and where arrivals are equal it is a fair draw.
+        order = np.lexsort((share, self.arrivals(devices, number))) if self.own else np.argsort(share, kind="stable")
+        devices = devices[np.sort(order[: self.active])]
         return devices, float(self.times(devices, number).max())

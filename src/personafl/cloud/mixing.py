@@ -35,6 +35,18 @@ def matrices(mixing: Mixing, servers: int) -> tuple[Weights, ...]:
     return tuple(np.array(matrix, dtype=np.float64) for matrix in several)
 
 
+def among(weights: Weights, members: Sequence[int]) -> Weights:
+    """Return how some of the servers mix while the others are away: doubly stochastic as the whole matrix is.
+
+    What a server would have from, and give to, one that is away stays its own.
+    """
+    if len(members) == len(weights):
+        return weights
+    some = ((weights + weights.T) / 2)[np.ix_(members, members)]
+    np.fill_diagonal(some, 0)
+    return some + np.diag(1 - some.sum(axis=1))
+
+
 def check_mixing(mixing: Mixing, servers: int) -> None:
     """Fail if a matrix is not doubly stochastic, and say where."""
     if isinstance(mixing, str):

@@ -3,7 +3,7 @@
 R. Wu et al., *Federated Block Coordinate Descent Scheme for Learning Global and Personalized Models*, §3.1 and Appendix
 A. A server announces that its devices are done with its round; the coordinator answers, at once or later.
 
-    Ready, Gone, Back ──▶ Coordinator ──▶ Mix, Isolate, Start
+    Ready, Gone, Back, Dropped ──▶ Coordinator ──▶ Mix, Isolate, Start
 
 - All servers (`first` = `servers`): sync and gossip. Round t is mixed when everyone is there.
 - The first B: async. Round t is mixed when B servers are there, whatever round they began in; the others stay as they
@@ -12,7 +12,7 @@ A. A server announces that its devices are done with its round; the coordinator 
   updates from its own model alone and goes on to its next round, so that every server does every round.
 
 A server that is gone is not waited for, unless it announced its round before: the first min(B, live) are enough. Once
-back, it goes on with its round.
+back, it goes on with its round. One that is dropped never is: what it announced and was not mixed is forgotten.
 
 A round's number is the coordinator's when the server began it; a server never begins two with one number.
 """
@@ -44,6 +44,13 @@ class Back:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """In: a server is out for good."""
+
+    server: int
+
+
+@dataclass(frozen=True)
 class Mix:
     """Out: the models of these servers are mixed, and each of them takes its uploads; their numbers ascend."""
 
@@ -67,7 +74,7 @@ class Start:
     round: int
 
 
-News = Ready | Gone | Back
+News = Ready | Gone | Back | Dropped
 Event = Mix | Isolate | Start
 
 
@@ -88,11 +95,16 @@ class Coordinator:
         return tuple(Start(server, 0) for server in self._at)
 
     def at(self, server: int) -> int:
-        """Return the round that a server is in."""
-        return self._at[server]
+        """Return the round that a server is in; -1: it is out."""
+        return self._at.get(server, -1)
 
     def receive(self, event: News) -> tuple[Event, ...]:
         """Return what follows from what is heard of a server, in the order in which it is to be done."""
+        if isinstance(event, Dropped):
+            self._gone.discard(event.server)
+            self._waiting.discard(event.server)
+            del self._at[event.server]
+            return tuple(self._mixed())
         if isinstance(event, Gone):
             self._gone.add(event.server)
             return tuple(self._mixed())

@@ -97,6 +97,9 @@ class ClientRule(ABC):
     """
 
     uploads_of_state: ClassVar[tuple[str, ...]] = ()  # fields of the upload that may equal a part of the state
+    # Whether gradients of minibatches, each taken once, are all that sees samples; of the rest, at most their number.
+    by_gradients: ClassVar[bool] = False
+    kept_phases: ClassVar[tuple[str, ...]] = ()  # phases of which nothing is ever sent, not in a later round either
 
     @property
     @abstractmethod
@@ -133,6 +136,14 @@ class ClientRule(ABC):
         return None
 
     @property
+    def introduce(self) -> Callable[[Problem, Any], Tree] | None:
+        """`introduce(problem, state) -> UP`: what a server must know of a client of another one; None: nothing.
+
+        A rule whose server has `admit` defines it as a method.
+        """
+        return None
+
+    @property
     def packed(self) -> Callable[[Problem, Any, Any], dict[str, tuple[Tree, ...]]] | None:
         """`packed(problem, message, state)`: the models in a more compact form than dense; None: there is none.
 
@@ -160,6 +171,16 @@ class ClientRule(ABC):
         return _message(returned[1] if len(returned) == 2 else None, self)
 
 
+def only_by_gradients(rule: ClientRule) -> bool:
+    """Say whether a rule declares `by_gradients` of its own `update` and `personalize`, not of those of a base."""
+    kinds = type(rule).__mro__
+    said, *whose = (
+        next(at for at, kind in enumerate(kinds) if name in vars(kind))
+        for name in ("by_gradients", "update", "personalize")
+    )
+    return rule.by_gradients and said <= min(whose)
+
+
 def _message(declared: Any, rule: ClientRule) -> type[Any]:
     if not (isinstance(declared, type) and issubclass(declared, tuple) and "_fields" in vars(declared)):
         raise BadInput(
@@ -180,6 +201,8 @@ class ServerRule(ABC):
     # Whether uploads are changes of what was sent, and their mean is all that is used: then late ones may be
     # discounted, and some be dropped.
     averages: ClassVar[bool] = False
+    needs_each: ClassVar[bool] = False  # whether `join` looks at single uploads: else they may be summed before
+    steps_alone: ClassVar[bool] = False  # whether a round without uploads is a step all the same
 
     @abstractmethod
     def init(self, problem: Problem, start: Params, population: float) -> Tree:
@@ -200,13 +223,38 @@ class ServerRule(ABC):
     def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
         """Return the state after a round."""
 
+    def join(self, state: Any, joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
+        """Return what is joined so far with the uploads of some clients, stacked, as `update` is given them."""
+        return join(joined, stacked, weights)
+
+    @property
+    def join_from(self) -> Callable[[Any, Reduced | None, Any, NDArray[Any], int], Reduced] | None:
+        """`join_from(state, joined, stacked, clients, round)`: `join` that is told whose uploads; None: it need not be.
+
+        A rule whose clients change uploads before they are summed, each in its own way, defines it.
+        """
+        return None
+
     def weigh(self, problem: Problem, weights: NDArray[Any]) -> NDArray[Any]:
         """Return how much the uploads of clients with this problem count, given the recipe's weights, [clients]."""
         return weights
 
+    def told(self, state: Any) -> dict[str, float]:
+        """Return what the record of a round has of the state after it, by name."""
+        return {}
+
     @property
     def again(self) -> Callable[[Any], Tree] | None:
         """`again(state) -> state`: one more step without uploads; None: there is none. A rule that can defines it."""
+        return None
+
+    @property
+    def admit(self) -> Callable[[Any, float, Any], Tree] | None:
+        """`admit(state, weight, up) -> state`: take in a client of another server; None: a state has nothing of each.
+
+        `up` is how it introduces itself; None: it has not taken part yet. A rule whose state has something of every
+        client defines it, or its clients stay with their servers.
+        """
         return None
 
 

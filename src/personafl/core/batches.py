@@ -15,6 +15,7 @@ from torch import Tensor
 
 from personafl.core import rng, tree
 from personafl.core.augment import UNCHANGED, Augment, augmented
+from personafl.core.guard import Guard
 from personafl.core.seam import replaceable
 
 
@@ -53,14 +54,24 @@ class Batch(NamedTuple):
     key: Tensor
     full: bool = False  # known to be all real
     rows: Tensor | slice | None = None  # where in the pool they are, [batch], if that is said
+    guard: Guard | tuple[()] = ()  # that protects its samples
+
+    @property
+    def alive(self) -> Tensor:
+        """Whether it is a step, []."""
+        return self.guard.taken if self.guard else self.real.any()
 
 
 class Step(Protocol):
-    """What one step of training looks at; it is taken if any entry of `real` holds."""
+    """What one step of training looks at."""
 
     @property
     def real(self) -> Tensor:
         """Which samples count."""
+
+    @property
+    def alive(self) -> Tensor:
+        """Whether the step is taken, []: it is none if no sample counts, but where samples are protected."""
 
 
 S_co = TypeVar("S_co", bound=Step, covariant=True)
@@ -102,18 +113,25 @@ class Batches(NamedTuple):
     key: Tensor  # [steps]
     padding: Padding = Padding()
     augment: Augment = UNCHANGED  # what is done to the inputs of each step, drawn by its key
+    guard: Guard | tuple[()] = ()  # that protects samples; (): nothing does
 
     @property
     def device(self) -> torch.device:
         """Where the data is."""
         return self.rows.device
 
+    @property
+    def alive(self) -> Tensor:
+        """Which steps are taken, [steps]."""
+        return self.guard.taken if self.guard else self.real.any(-1)
+
     @replaceable
     def each(self) -> Iterator[Batch]:
         """Yield the minibatches in order; the pool's rows are gathered when a step needs them, never before."""
-        for rows, real, key in zip(self.rows, self.real, self.key, strict=True):
+        for step, (rows, real, key) in enumerate(zip(self.rows, self.real, self.key, strict=True)):
             x = self.pool_x[rows]
-            yield Batch(augmented(x, key, self.augment) if self.augment else x, self.pool_y[rows], real, key)
+            x = augmented(x, key, self.augment) if self.augment else x
+            yield Batch(x, self.pool_y[rows], real, key, guard=self.guard.at(step) if self.guard else ())
 
 
 class Together(NamedTuple):
@@ -126,12 +144,21 @@ class Together(NamedTuple):
         """Whether every one of them has a real sample, []."""
         return torch.stack([batch.real.any() for batch in self.parts]).all()
 
+    @property
+    def alive(self) -> Tensor:
+        """The same."""
+        return self.real
+
 
 @dataclass(frozen=True)
 class Zipped:
     """Phases of equally many steps gone through side by side: a step has one minibatch of each."""
 
     phases: tuple[Batches, ...]
+
+    def __post_init__(self) -> None:
+        if any(phase.guard for phase in self.phases):
+            raise ValueError("a step of several minibatches has no gradient of each sample to protect")
 
     @property
     def device(self) -> torch.device:
@@ -150,6 +177,10 @@ class Repeated:
 
     batch: Batch
     times: int
+
+    def __post_init__(self) -> None:
+        if self.batch.guard:
+            raise ValueError("the noise of a minibatch that protects its samples is for one step")
 
     @property
     def device(self) -> torch.device:

@@ -7,7 +7,8 @@ For each minibatch B, from x and the optimizer's state s,
     x, s ← prox(x + d), s′
 
 A minibatch without real samples, which is how a client with less data than its neighbours is padded, leaves x and s as
-they are. A step may also look at several minibatches (`Zipped`), or many steps at one (`Repeated`).
+they are. A step may also look at several minibatches (`Zipped`), or many steps at one (`Repeated`). Where samples are
+protected, a noisy sum of their clipped gradients takes the place of ∇objective (`core.samples`).
 
 This is what training means. Executors may compute it otherwise (`core.seam`), with equal results up to rounding.
 """
@@ -20,9 +21,10 @@ from torch import Tensor
 from torch.func import grad_and_value, vjp
 
 from personafl.core import tree
-from personafl.core.batches import Step, Stream
+from personafl.core.batches import Batch, Step, Stream
 from personafl.core.optim import Optimizer
 from personafl.core.prox import Prox
+from personafl.core.samples import guarded
 from personafl.core.seam import replaceable
 from personafl.core.tree import Params, Tree
 
@@ -74,7 +76,9 @@ Objective = Callable[[Params, S], Tensor]
 
 @replaceable
 def gradient_and_value(objective: Callable[[Params, B], Tensor], params: Params, batch: B) -> tuple[Params, Tensor]:
-    """Return ∇objective(params; batch) with respect to params, and the objective."""
+    """Return ∇objective(params; batch) with respect to params, and the objective; of protected samples a noisy one."""
+    if isinstance(batch, Batch) and batch.guard:
+        return guarded(objective, params, batch, batch.guard)  # type: ignore[arg-type]
     gradient, value = grad_and_value(objective)(params, batch)
     return gradient, value
 
@@ -144,7 +148,7 @@ def descend_from(
         x, stepped = moved(optimizer, gradient, state, params)
         if prox is not None:
             x = prox(x)
-        alive = batch.real.any()
+        alive = batch.alive
         params, state = tree.where(alive, (x, stepped), (params, state))
         total, taken = total + torch.where(alive, value, 0.0), taken + alive
     return params, state, total / taken.clamp(min=1)

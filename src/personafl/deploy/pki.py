@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -78,30 +79,25 @@ def issue(
 
     `hosts` are the names and addresses under which a server is reached; devices have none.
     """
-    role = role_of(name)
+    return issue_all(directory, [name], hosts, lifetime)[name]
+
+
+def issue_all(
+    directory: Path, names: Sequence[str], hosts: Sequence[str] = LOCAL_HOSTS, lifetime: timedelta = timedelta(days=90)
+) -> dict[str, Files]:
+    """Issue certificates as `issue` does, in time that grows with their number alone; return the files of each."""
+    for name in names:
+        role_of(name)
+    issued: dict[str, Files] = {}
     with _Authority(directory).locked() as authority:
-        number = authority.number_for(name) if role == "device" else None
-        key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [x509.DNSName(name)]
-        names += [_host(host) for host in hosts] if role != "device" else []
-        names += [x509.UniformResourceIdentifier(f"{NUMBER_URI}{number}")] if number is not None else []
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = (
-            _begun(subject, authority.certificate.subject, key, lifetime)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_others=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=True)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False
-            )
-            .sign(authority.key, hashes.SHA256())
-        )
-        files = Files(directory / f"{name}.pem", directory / f"{name}.key", directory / "ca.pem")
-        authority.record(Issued(name, number, made.serial_number, made.not_valid_after_utc.isoformat()))
-        _write_key(files.key, key)
-        atomic_write(files.certificate, made.public_bytes(serialization.Encoding.PEM))
-        return files
+        made = [(name, *authority.signed(name, hosts, lifetime)) for name in names]
+        authority.save()  # before they exist: a number is never given out twice
+        for name, key, certificate in made:
+            files = Files(directory / f"{name}.pem", directory / f"{name}.key", directory / "ca.pem")
+            _write_key(files.key, key)
+            atomic_write(files.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+            issued[name] = files
+    return issued
 
 
 def revoke(directory: Path, name: str) -> int:
@@ -133,7 +129,10 @@ class _Authority:
             raise BadInput(f"{directory}: the authority cannot be read ({error})") from error
         self.key: ec.EllipticCurvePrivateKey = key
         self._path = directory / "issued.json"
-        self.issued = self._read()
+        self.issued: list[Issued] = []
+        self._numbers: dict[str, int] = {}  # of devices, by name
+        self._taken: set[int] = set()
+        self._lowest = 0  # number that may be free
 
     def _read(self) -> list[Issued]:
         return [Issued(**entry) for entry in read_json(self._path)["issued"]] if self._path.exists() else []
@@ -144,25 +143,48 @@ class _Authority:
         with storage(self.directory), open(self.directory / "lock", "w", opener=_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.issued = self._read()
+            self._numbers = {entry.name: entry.number for entry in self.issued if entry.number is not None}
+            self._taken = set(self._numbers.values())
             yield self
+
+    def signed(
+        self, name: str, hosts: Sequence[str], lifetime: timedelta
+    ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """Make a key and its certificate, and note it."""
+        role = role_of(name)
+        number = self.number_for(name) if role == "device" else None
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = [x509.DNSName(name)]
+        names += [_host(host) for host in hosts] if role != "device" else []
+        names += [x509.UniformResourceIdentifier(f"{NUMBER_URI}{number}")] if number is not None else []
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        made = (
+            _begun(subject, self.certificate.subject, key, lifetime)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_others=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        self.issued.append(Issued(name, number, made.serial_number, made.not_valid_after_utc.isoformat()))
+        return key, made
 
     def number_for(self, name: str) -> int:
         """Return a device's number: as before, or the one in its name, or the lowest that is free."""
-        numbers = {entry.name: entry.number for entry in self.issued if entry.number is not None}
-        if name in numbers:
-            return numbers[name]
+        if name in self._numbers:
+            return self._numbers[name]
         wanted = name.removeprefix("device-")
         if wanted.isascii() and wanted.isdigit():
             number = int(wanted)
-            if number >= 2**31 or number in numbers.values():
+            if number >= 2**31 or number in self._taken:
                 raise BadInput(f"name {name!r}: its number is too large or another device's; choose another name")
-            return number
-        return next(number for number in range(len(numbers) + 1) if number not in numbers.values())
-
-    def record(self, entry: Issued) -> None:
-        """Remember a certificate before it exists: a number is never given out twice."""
-        self.issued = [*self.issued, entry]
-        self.save()
+        else:
+            number = next(number for number in itertools.count(self._lowest) if number not in self._taken)
+            self._lowest = number
+        self._numbers[name] = number
+        self._taken.add(number)
+        return number
 
     def save(self) -> None:
         """Write the list of all certificates."""

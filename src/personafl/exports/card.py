@@ -118,6 +118,14 @@ def _facts(card: Card, files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     fewer = f" of {card.parameters_dense:,}" if card.parameters < card.parameters_dense else ""
     yield "Parameters", f"{card.parameters:,}{fewer}"
     yield "Weights", card.dtype if card.bits is None else f"{card.bits}-bit in quantized layers, else {card.dtype}"
+    if card.epsilon is not None:
+        own = "" if card.model == "global" else "; what is the client's own is for it alone"
+        shared = f"ε = {card.epsilon:.3g}, δ = {card.delta:g} of clients, by what is shared"
+        yield "Privacy", f"{shared}{own}" + (f"; {card.assumption}" if card.assumption else "")
+    if card.sample_epsilon is not None:
+        kept = card.model != "global" and card.sample_covers == "sent"
+        of = "by what clients send; this model itself is not covered" if kept else "each of its client's data"
+        yield "Privacy of samples", f"ε = {card.sample_epsilon:.3g}, δ = {card.sample_delta:g} of samples, {of}"
     whole = card.bytes_fp32 or card.bytes_dense
     for file in files:
         size = file.stat().st_size

@@ -157,6 +157,7 @@ def _write(finished: Finished, client: int | None, file: Path, onnx: bool, batch
     whose = None if client is None else finished.names[client]
     accuracies = finished.accuracies(client)
     text = facts_of(finished.origin, client, parts, run=finished.digest, model=name, whose=whose, accuracies=accuracies)
+    text |= finished.privacy(client)
     content, card = pack(parts, text), Card.model_validate(text)
     graph = _graph(finished, file, net, parts, text) if onnx else None
     atomic_write(file, content)

@@ -87,6 +87,15 @@ class Finished:
         alone = {} if self._alone is None else _accuracies(self._alone, client)
         return found | ({"local": alone["personal"]} if "personal" in alone else {})
 
+    def privacy(self, client: int | None) -> dict[str, str]:
+        """Return what a `Card` has of the privacy of clients, and of samples of one or any of them, as text."""
+        row, own = next(iter(self._result.rows), {}), self._result.columns.get("sample_epsilon")
+        if own is not None:
+            place = None if client is None else self._result.columns["client"].index(client)
+            row = {**row, "sample_epsilon": max(own) if place is None else own[place]}
+        keys = ("epsilon", "delta", "assumption", "sample_epsilon", "sample_delta", "sample_covers")
+        return {key: str(row[key]) for key in keys if key in row}
+
     def inputs(self, count: int) -> Tensor:
         """Return so many inputs, from the first on and over again."""
         x = self._data.samples(np.arange(count) % len(self._data.x))[0]

@@ -99,6 +99,7 @@ def _filled(data: Data, steps: Steps) -> Data:
             real=functional.pad(batches.real, (0, 0, 0, missing)),
             key=functional.pad(batches.key, (0, missing)),
             padding=Padding(most=batches.padding.most),
+            guard=batches.guard.with_more(missing) if batches.guard else (),
         )
 
     phases = {name: more(batches, count) for (name, batches), count in zip(data.phases.items(), steps, strict=True)}

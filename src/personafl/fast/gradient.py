@@ -16,8 +16,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import grad_and_value
 
 from personafl.core import descend, tree
+from personafl.core.batches import Batch
 from personafl.core.descend import Quadratic
 from personafl.core.optim import Optimizer, chain
+from personafl.core.samples import guarded
 from personafl.core.seam import definition
 from personafl.core.tree import Params, Tree
 from personafl.fast.layers import Factored, Layers, Scattered
@@ -77,6 +79,8 @@ S = TypeVar("S")
 
 def gradient_and_value(objective: Callable[[Params, S], Tensor], params: Params, batch: S) -> tuple[Params, Tensor]:
     """Return ∇objective(params; batch) with respect to params, and the objective."""
+    if isinstance(batch, Batch) and batch.guard:
+        return guarded(objective, params, batch, batch.guard)  # type: ignore[arg-type]
     stack = stack_around()
     if not _tapeable(params, stack):
         gradient, value = grad_and_value(objective)(params, batch)

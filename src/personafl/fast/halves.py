@@ -7,6 +7,7 @@ first layer there are none.
 """
 
 import contextvars
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from personafl.core.net import Net, _KeyedDropout, _MaskedNorm
 from personafl.core.tree import Params
 from personafl.fast.stack import stack_around
+
+_TRACING = threading.Lock()  # what two trace at once, torch does not take back in order
 
 
 @dataclass(frozen=True)
@@ -124,14 +127,34 @@ def _traced(net: Net) -> tuple[nn.Module, fx.Graph, fx.Node, fx.Node] | None:
     module = net.module()
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
         return None  # a parameter with two names: the halves may know it by different ones
-    graph = _Tracer().trace(module)
+    with _TRACING:
+        graph = _Tracer().trace(module)
     [first] = (node for node in graph.nodes if node.op == "placeholder")
     [result] = (node.args[0] for node in graph.nodes if node.op == "output")
     return module, graph, first, result
 
 
 class _Tracer(fx.Tracer):
-    """Looks into all modules but torch's layers and those that differ from step to step."""
+    """Looks into all modules but torch's layers and those that differ from step to step.
+
+    While it does, torch has it asked for every call of every module, in all threads: those of others go on as they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _KeyedDropout | _MaskedNorm) or super().is_leaf_module(m, module_qualified_name)

@@ -37,7 +37,8 @@ def each(batches: Batches) -> Iterator[Batch]:
         if batches.augment:
             seen = functools.partial(augmented, how=batches.augment)
             x = seen(x, random) if stack is None else stack.call(seen, x, random)
-        yield Batch(x, rows_of(batches.pool_y, at), counts, random, full, at)
+        guard = batches.guard.at(step) if batches.guard else ()
+        yield Batch(x, rows_of(batches.pool_y, at), counts, random, full, at, guard)
 
 
 def rows_of(pool: Tensor, rows: Tensor) -> Tensor:

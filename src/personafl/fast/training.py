@@ -49,7 +49,7 @@ def _trained(
     if optimizer.parts and optimizer.parts[0].decay:  # a term like others
         first, *rest = optimizer.parts
         optimizer, term = chain(*rest), (term or Quadratic())._replace(decay=first.decay)
-    if isinstance(objective, MeanLoss) and isinstance(batches, Batches) and not batches.augment:
+    if isinstance(objective, MeanLoss) and isinstance(batches, Batches) and not (batches.augment or batches.guard):
         objective, batches = on_features(objective, start, batches)
         gram = through_gram_matrix(objective, start, batches, optimizer, term) if prox is None else None
     if gram is not None:
@@ -72,11 +72,12 @@ def descend_from(
     values: list[Tensor] = []
     counts: list[Tensor] = []
     gaps = has_gaps(batches)
-    factor = None if optimizer.factor is None else number(optimizer.factor)
+    protected = bool(getattr(batches, "guard", ()))  # then gradients are sums of what is clipped, never factors
+    factor = None if optimizer.factor is None or protected else number(optimizer.factor)
     # After the first step nobody else has the parameters, unless they are looked back at: then a step is in place.
     lasting = (gaps and factor is None) or prox is not None or differentiated()
     for count, batch in enumerate(batches.each()):
-        alive = batch.real.any() if gaps else None
+        alive = batch.alive if gaps else None
         owned = count > 0 and not lasting
         if factor is None:
             here = optimizer.look(params, state)

@@ -36,7 +36,11 @@ def write_flower_app(recipe: RecipeLike, out: str | Path = "app") -> Path:
 def write_app(recipe: Recipe, out: Path) -> None:
     """Write the Flower app of a recipe to a new folder."""
     deployable(recipe)
+    if recipe.federation.offline:
+        raise BadInput("federation.offline: nodes are in contact with their SuperLink; remove it, or use personafl run")
     check_moments(recipe, "a Flower app")
+    if recipe.secure is not None:
+        raise BadInput("secure: a Flower app's server sees single updates; remove it, or use personafl server")
     if out.exists():
         raise BadInput(f"--out {out}: is there already; choose another folder, or remove it")
     with storage(out):

@@ -87,7 +87,7 @@ class _Server:
             if rounds.open is None:
                 rounds.open_next()
             self._collect()
-            self._tell(Event("closed", "", rounds.close()))
+            self._tell(Event("closed", "", closed=rounds.close()))
         self._part()
 
     def _collect(self) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from scipy import special
 
-from personafl.errors import BadInput
 from personafl.options import Strict, short_form
+
+if TYPE_CHECKING:
+    from personafl.latency.samples import Sample
 
 Reals = NDArray[np.float64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -113,29 +113,6 @@ class Lognormal(_Distribution):
         return self.median * np.exp(self.sigma * z)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The distribution of measured times: each of `values`, which ascend, is as likely as any other."""
-
-    values: Reals
-
-    @classmethod
-    def of(cls, times: ArrayLike) -> Sample:
-        """Return the distribution of times in any order."""
-        return cls(np.sort(np.asarray(times, dtype=np.float64), axis=None))
-
-    @property
-    def mean(self) -> float:
-        """The mean time."""
-        return float(self.values.mean())
-
-    def quantile(self, share: ArrayLike) -> Reals:
-        """Return the smallest value that at least this share of the values does not exceed."""
-        # The tolerance keeps 0.7 · 10 = 7.000…1 at the seventh value.
-        place = np.ceil(np.asarray(share, dtype=np.float64) * len(self.values) - 1e-9).astype(np.int64) - 1
-        return self.values[np.clip(place, 0, len(self.values) - 1)]
-
-
 class Trace(Strict):
     """Measured times: drawn with replacement from a file (one number a line, or .npy)."""
 
@@ -145,6 +122,8 @@ class Trace(Strict):
     @cached_property
     def sample(self) -> Sample:
         """The times in the file, read when first needed: to show a finished run needs no file."""
+        from personafl.latency.samples import read_trace  # here, for a device reads no times
+
         return read_trace(self.file)
 
     @property
@@ -166,43 +145,3 @@ LATENCIES: dict[str, type[Law]] = {kind.model_fields["kind"].default: kind for k
 def parse_latency(text: str) -> Law:
     """Read `kind:key=value,key=value`, for example `exponential:mean=2` or `trace:file=times.txt`."""
     return short_form(text, "latency", LATENCIES)
-
-
-def read_trace(file: str) -> Sample:
-    """Read times from a text file, one to a line, or from a .npy file; each must be finite and not negative."""
-    path = Path(file)
-    try:
-        return Sample.of(_from_array(path) if path.suffix == ".npy" else _from_lines(path))
-    except OSError as error:
-        raise BadInput(f"{file}: cannot read the trace ({error.strerror or error}); check the path") from None
-
-
-def _from_lines(path: Path) -> list[float]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise BadInput(f"{path}: is no text; a trace has one number to a line, or is a .npy file") from None
-    return _checked(path, [(f"line {n}", line.strip()) for n, line in enumerate(lines, 1) if line.strip()])
-
-
-def _from_array(path: Path) -> list[float]:
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise BadInput(f"{path}: is no .npy file of numbers ({error}); write it with numpy.save") from None
-    return _checked(path, [(f"value {n}", value) for n, value in enumerate(np.ravel(values), 1)])
-
-
-def _checked(path: Path, entries: list[tuple[str, object]]) -> list[float]:
-    if not entries:
-        raise BadInput(f"{path}: the trace is empty; write one time in seconds to a line")
-    times = []
-    for place, entry in entries:
-        try:
-            time = float(entry)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            time = math.nan
-        if not (math.isfinite(time) and time >= 0):
-            raise BadInput(f"{path}, {place}: {str(entry)!r} is no time in seconds; write a finite number from 0 up")
-        times.append(time)
-    return times

@@ -12,7 +12,8 @@ from scipy import integrate, special
 
 from personafl.core.rng import uniforms
 from personafl.errors import BadInput
-from personafl.latency.laws import Law, Reals, Sample, Trace
+from personafl.latency.laws import Law, Reals, Trace
+from personafl.latency.samples import Sample
 
 Counts = NDArray[np.int64]
 DRAWS = 2_000_000  # of a simulation, over all servers

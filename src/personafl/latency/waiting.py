@@ -11,13 +11,15 @@ import numpy as np
 
 from personafl.core.rng import uniforms
 from personafl.errors import BadInput
-from personafl.latency.laws import Exponential, Law, Pareto, Sample, Trace, Weibull, parse_latency
+from personafl.latency.laws import Exponential, Law, Pareto, Trace, Weibull, parse_latency
 from personafl.latency.order import Counts, expected_times, large_n_bound, simulated_ratios, weibull_bound
+from personafl.latency.samples import Sample
 
 MOST_SERVERS = 1000
 MOST_CHOICES = 20  # of B, evenly spaced
 NEARLY = 0.95  # of the best agreement: as good, given what the criterion leaves out
 REPLICAS = 32  # clouds simulated side by side
+ALONE = "1: nothing is mixed, so that each server learns from its own devices alone; wait for 2 at least"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class Choice:
     weibull: float | None  # the bound's closed form, where the law is Weibull
     pace: float
     pace_error: float  # standard error
+    rigorous: float  # the same where late servers update alone and go on, so that every server does every round
+    rigorous_error: float  # standard error
     work: float  # servers' rounds mixed in per second, in units of sync's
     agreement: float  # (B−1)/(N−1) per pace: how fast servers' models come together, in units of sync's
 
@@ -84,7 +88,11 @@ def analyse(law: Law | Sample, servers: int, *, first: int | None = None, seed: 
     best = max(choices, key=lambda choice: (choice.agreement, choice.first))
     near = [choice.share for choice in choices if choice.agreement >= NEARLY * best.agreement]
     return Waiting(
-        servers=servers, choices=choices, proposed=best, near=(near[0], near[-1]), notes=_notes(law, servers, choices)
+        servers=servers,
+        choices=choices,
+        proposed=best,
+        near=(near[0], near[-1]),
+        notes=_notes(law, servers, choices, first),
     )
 
 
@@ -96,6 +104,7 @@ def _choices(law: Law | Sample, servers: int, first: Counts, seed: int) -> tuple
     closed = np.full(len(first), np.nan) if shape is None else weibull_bound(shape, servers, first)
     sync = seconds[-1]
     kept, kept_error = np.array([kept_pace(law, servers, int(b), seed) for b in first]).T / sync
+    alone, alone_error = np.array([rigorous_pace(law, servers, int(b), seed) for b in first]).T / sync
     mixed = (first - 1) / (servers - 1) if servers > 1 else np.ones(1)
     return tuple(
         Choice(
@@ -109,6 +118,8 @@ def _choices(law: Law | Sample, servers: int, first: Counts, seed: int) -> tuple
             weibull=_known(closed[i]),
             pace=float(kept[i]),
             pace_error=float(kept_error[i]),
+            rigorous=float(alone[i]),
+            rigorous_error=float(alone_error[i]),
             work=float(b / servers / kept[i]),
             agreement=float(mixed[i] / kept[i]),
         )
@@ -146,7 +157,33 @@ def kept_pace(law: Law | Sample, servers: int, first: int, seed: int = 0) -> tup
     return max(float(paces.mean()), least), float(paces.std(ddof=1) / math.sqrt(REPLICAS))
 
 
-def _notes(law: Law | Sample, servers: int, choices: tuple[Choice, ...]) -> tuple[str, ...]:
+def rigorous_pace(law: Law | Sample, servers: int, first: int, seed: int = 0) -> tuple[float, float]:
+    """Return the mean time between two mixes of the first B servers, where every server does every round; its error.
+
+    R_n(t), when server n is ready with round t, is max(R_n(t−1), M(t−1)) + τ: a server waits for the mix M of its
+    round, or was too late for it and has gone on alone. M(t) is the B-th of the R_n(t).
+    """
+    if first == 1:  # nobody waits, and the first of so many walks is no faster than any of them in the long run
+        return law.mean, 0.0
+    if first == servers:
+        return kept_pace(law, servers, first, seed)
+    rounds = max(400, 20_000 // servers)
+    draws = law.quantile(uniforms(seed, "rigorous", first, np.arange(rounds * REPLICAS * servers)))
+    ready, mixed, began = np.zeros((REPLICAS, servers)), np.zeros((REPLICAS, 1)), np.zeros((REPLICAS, 1))
+    for number, times in enumerate(draws.reshape(rounds, REPLICAS, servers)):
+        ready = np.maximum(ready, mixed) + times
+        mixed = np.partition(ready, first - 1, axis=1)[:, first - 1 : first]
+        began = mixed if number == rounds // 4 else began
+    paces = (mixed - began) / (rounds - 1 - rounds // 4)
+    return float(paces.mean()), float(paces.std(ddof=1) / math.sqrt(REPLICAS))
+
+
+def _notes(law: Law | Sample, servers: int, choices: tuple[Choice, ...], first: int | None) -> tuple[str, ...]:
+    alone = first == 1 < servers
+    return (*_rough(law, servers, choices), *((f"B = {ALONE}",) if alone else ()))
+
+
+def _rough(law: Law | Sample, servers: int, choices: tuple[Choice, ...]) -> tuple[str, ...]:
     endless = isinstance(law, Pareto) and law.shape <= 2  # its variance is infinite, so there is no standard error
     if endless or any(abs(choice.simulated - choice.ratio) > 0.05 * choice.ratio for choice in choices):
         return ("the tail is so heavy that simulated values, and with them the proposal, are rough",)
@@ -183,9 +220,8 @@ def round_times(
     devices, steps = (10 if devices is None else devices), (5 if steps is None else steps)
     active = min(3, devices) if active is None else active
     arrival, step = arrival or ARRIVAL, step or STEP
-    times = server_times(
-        parse_latency(arrival), parse_latency(step), steps=steps, devices=devices, active=active, seed=seed
-    )
+    laws = parse_latency(arrival), parse_latency(step)
+    times = server_times(*laws, steps=steps, devices=devices, active=active, seed=seed, rounds=400_000)
     return times, f"the {active} earliest of {devices} devices: {arrival} + 1–{steps} × {step}"
 
 

@@ -78,6 +78,12 @@ class Card(DataShape):
     bytes_fp32: int | None = None  # the same with dense weights in single precision
     bits: int | None = None  # of a weight in the layers that are quantized; None: none is
     test_accuracy: float | None = None  # of the global model, the mean over clients that took part
+    epsilon: float | None = None  # of the privacy that clients of the run have, with delta; None: none was asked for
+    delta: float | None = None
+    assumption: str | None = None  # that epsilon rests on
+    sample_epsilon: float | None = None  # of single samples: of the client's own data, or of any client's; None: none
+    sample_delta: float | None = None
+    sample_covers: Literal["all", "sent"] = "all"  # whether what a client keeps is covered, or only what it sends
     accuracies: Json[dict[str, float]] = Field(default_factory=dict)  # on the same data, of this model and of others
 
 

@@ -14,9 +14,13 @@ Size = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-def linear(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Softmax regression."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))
+def linear(input_shape: Sequence[int], classes: int, *, zero: bool = False) -> nn.Module:
+    """Softmax regression; `zero` starts all weights at 0, where a linear model need not break any symmetry."""
+    layer = nn.Linear(prod(input_shape), classes)
+    if zero:
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
 
 
 def mlp(

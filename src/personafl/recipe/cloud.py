@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from personafl.cloud.mixing import Matrix, check_mixing
 from personafl.errors import BadInput
 from personafl.latency.laws import Exponential, Latency, Trace
 from personafl.options import Positive, Strict
 
+Matrix = tuple[tuple[float, ...], ...]  # row n: how much of each server's model is in server n's
 ARRIVAL, STEP = Exponential(mean=2.0), Exponential(mean=1.0)  # as in the paper's §5.2
 
 
@@ -27,12 +27,21 @@ class TimesSection(Strict):
 
     def anchored(self) -> Self:
         """Return it with whole paths of traces."""
-        changes: dict[str, Any] = {}
-        for name in ("arrival", "step"):
-            latency = getattr(self, name)
-            if isinstance(latency, Trace):
-                changes[name] = latency.model_copy(update={"file": str(Path(latency.file).expanduser().resolve())})
-        return self.model_copy(update=changes)
+        return self.model_copy(update={name: _anchored(getattr(self, name)) for name in ("arrival", "step")})
+
+
+def _anchored(latency: Any) -> Any:
+    file = latency.file if isinstance(latency, Trace) else None
+    return latency.model_copy(update={"file": str(Path(file).expanduser().resolve())}) if file else latency
+
+
+class DelaySection(Strict):
+    """How long some devices take, where that is not as the others; what is left out is as the others'."""
+
+    servers: tuple[Annotated[int, Field(ge=0)], ...] = ()  # all devices of these servers
+    devices: tuple[str, ...] = ()  # and these, by name
+    arrival: Latency | None = None
+    step: Latency | None = None
 
 
 class CloudSection(TimesSection):
@@ -45,6 +54,19 @@ class CloudSection(TimesSection):
     members: tuple[tuple[str, ...], ...] | None = None  # names of each server's clients; None: dealt evenly
     mixing: Literal["full", "ring"] | Matrix | tuple[Matrix, ...] | None = None  # for gossip; several: in turn
     iterations: Positive = 1  # K_z: mixings and steps of a server per round
+    delays: tuple[DelaySection, ...] = ()  # of some servers or devices; the last that has a device counts
+
+    def read_traces(self) -> None:
+        """Fail now if a trace cannot be read."""
+        super().read_traces()
+        for law in (law for own in self.delays for law in (own.arrival, own.step) if law is not None):
+            law.quantile(0.5)
+
+    def anchored(self) -> Self:
+        """Return it with whole paths of traces."""
+        changes = [{name: _anchored(getattr(own, name)) for name in ("arrival", "step")} for own in self.delays]
+        delays = [own.model_copy(update=change) for own, change in zip(self.delays, changes, strict=True)]
+        return super().anchored().model_copy(update={"delays": tuple(delays)})
 
     @property
     def asynchronous(self) -> bool:
@@ -62,55 +84,6 @@ def check_no_cohorts(federation: Mapping[str, Any], instead: str) -> None:
     everyone = isinstance(federation["cohort"], float) and federation["cohort"] == 1.0  # an integer 1 is one client
     if not everyone or federation["sampling"] != "exact":
         raise BadInput(f"federation.{'sampling' if everyone else 'cohort'}: {instead}")
-
-
-def check_cloud(cloud: CloudSection | None, federation: Mapping[str, Any]) -> None:
-    """Fail if values do not go together, whatever the data; `federation` is the recipe's section."""
-    if cloud is None:
-        return
-    check_no_cohorts(federation, "with [cloud] the first devices that ask take part; remove it, and set cloud.active")
-    _check_first(cloud)
-    _check_servers(cloud)
-    if cloud.protocol != "gossip" and cloud.mixing is not None:
-        raise BadInput(f'cloud.mixing: {cloud.protocol} has its own; remove it, or set cloud.protocol = "gossip"')
-    if cloud.protocol == "gossip":
-        if cloud.mixing is None:
-            raise BadInput('cloud.mixing: gossip needs it; set it to "full", "ring", or a doubly stochastic matrix')
-        check_mixing(cloud.mixing, cloud.servers)
-
-
-def _check_first(cloud: CloudSection) -> None:
-    if not cloud.asynchronous:
-        if cloud.first is not None:
-            raise BadInput(
-                f'cloud.first: {cloud.protocol} waits for all servers; remove it, or set cloud.protocol = "async"'
-            )
-        return
-    if cloud.first is None:
-        raise BadInput(
-            f"cloud.first: {cloud.protocol} needs it; say how many of the {cloud.servers} servers to wait for"
-        )
-    if cloud.first > cloud.servers:
-        raise BadInput(f"cloud.first: waits for {cloud.first} servers, but there are only {cloud.servers}; lower it")
-
-
-def _check_servers(cloud: CloudSection) -> None:
-    """Check the lists of clients as far as it can be done without data."""
-    if cloud.members is None:
-        return
-    if len(cloud.members) != cloud.servers:
-        raise BadInput(
-            f"cloud.members: has {len(cloud.members)} lists for {cloud.servers} servers; give one list per server"
-        )
-    found: dict[str, int] = {}
-    for server, names in enumerate(cloud.members):
-        if not names:
-            raise BadInput(f"cloud.members[{server}]: a server without devices; name its clients, or remove the server")
-        for name in names:
-            if name in found:
-                where = "is there twice" if found[name] == server else f"is in cloud.members[{found[name]}] too"
-                raise BadInput(f"cloud.members[{server}]: {name!r} {where}; remove it from one")
-            found[name] = server
 
 
 class BufferSection(TimesSection):

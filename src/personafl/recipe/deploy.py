@@ -23,6 +23,7 @@ class DeploySection(DataShape):
     max_samples: Positive = 10**6  # that a device may say it has: updates are weighted by them
     heartbeat: Seconds = 5.0  # between two signs of life
     checkpoints: Positive = 3  # that a server keeps: it can go back by one round less
+    offline_after: Seconds = 60.0  # without an answer, after which a device trains a round alone; another after as many
     server_timeout: Seconds = 60.0  # without one, after which a coordinator does not wait for a cloud server
 
     def wanted(self, size: int) -> int:

@@ -1,8 +1,8 @@
 """The section [federation] of a recipe."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator, model_validator
 
 from personafl.core.algorithm import Algorithm
 from personafl.errors import BadInput
@@ -13,9 +13,18 @@ class FederationSection(Strict):
     """Who takes part in a round, and how uploads are weighted."""
 
     cohort: int | float = 1.0  # clients per round: a count, or a share of the seen clients
-    sampling: Literal["exact", "bernoulli"] = "exact"
+    sampling: Literal["exact", "bernoulli", "cyclic"] = "exact"
+    apart: Annotated[int, Field(ge=1)] | None = None  # of cyclic: rounds from a client's turn to its next, at least
     weights: Literal["examples", "uniform"] = "examples"
     offline: int | float = 0  # others that train without contact in a round: a count, or a share of the seen clients
+
+    @model_validator(mode="after")
+    def _turns(self) -> "FederationSection":
+        if self.apart is not None and self.sampling != "cyclic":
+            raise ValueError(
+                'federation.apart: only clients who take turns are apart; set federation.sampling="cyclic"'
+            )
+        return self
 
     @field_validator("offline")
     @classmethod
@@ -41,6 +50,16 @@ class FederationSection(Strict):
                     "lower it, or give a share such as 0.5"
                 )
         return self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * clients))
+
+    def apart_in(self, clients: int) -> int:
+        """Return after how many rounds a client of a population comes back, at the earliest; fail if that is sooner."""
+        possible = clients // self.size(clients)
+        if self.apart is not None and self.apart > possible:
+            raise BadInput(
+                f"federation.apart: {clients} clients in cohorts of {self.size(clients)} come back after {possible} "
+                f"round{'s' * (possible > 1)}; set it to {possible}, or lower federation.cohort"
+            )
+        return self.apart or possible
 
     def check_offline(self, algorithm: Algorithm) -> None:
         """Fail if clients are to train without contact under a method that does not say how."""

@@ -17,7 +17,8 @@ from personafl.data.config import DataConfig
 from personafl.errors import BadInput
 from personafl.models.network import SharedNetwork
 from personafl.options import Strict, check_numbers, explain
-from personafl.recipe.cloud import BufferSection, CloudSection, check_buffer, check_cloud
+from personafl.recipe.attack import AttackSection
+from personafl.recipe.cloud import BufferSection, CloudSection, check_buffer
 from personafl.recipe.compare import TUNING_VALIDATION, CompareSection
 from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import DeviceSection, check_devices
@@ -25,6 +26,10 @@ from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
 from personafl.recipe.federation import FederationSection
 from personafl.recipe.method import MethodSection, PretrainSection, build_method
+from personafl.recipe.privacy import PrivacySection, check_privacy, counted_alike
+from personafl.recipe.robust import RobustSection, counted_alike_by_rules
+from personafl.recipe.sample_privacy import SamplePrivacySection, check_sample_privacy
+from personafl.recipe.secure import SecureSection, check_secure
 from personafl.recipe.sweep import SweepSection, check_sweep
 from personafl.recipe.training import TrainingSection
 from personafl.recipe.values import digests_of, merged, nested, plain, put, read_toml, without_none
@@ -50,6 +55,11 @@ class Recipe(Strict):
     cloud: CloudSection | None = None  # several servers with devices of their own; None: one server
     buffer: BufferSection | None = None  # one server that does not wait for everyone; None: it does
     uplink: Annotated[Whole | TopEntries | LowRank, Field(discriminator="form")] = Whole()  # of the main stage
+    privacy: PrivacySection | None = None  # of clients, from all who see what is sent down; None: there is none
+    sample_privacy: SamplePrivacySection | None = None  # of single samples of a client; None: there is none
+    secure: SecureSection | None = None  # of the main stage: sums alone are seen of uploads; None: each of them is
+    robust: RobustSection | None = None  # what holds while some clients are hostile; None: the mean of uploads
+    attack: AttackSection | None = None  # by some of the clients, simulated; None: all are honest
     pretrain: PretrainSection = PretrainSection()
     deploy: DeploySection | None = None  # devices and server as processes; None: simulated
     evaluation: EvaluationSection = EvaluationSection()
@@ -64,6 +74,11 @@ class Recipe(Strict):
         if not re.fullmatch(r"\w[\w.+-]*", value):
             raise ValueError("it names the run directory: use letters, digits, '-', '_', '+' and '.'")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _private_and_robust_uploads_count_alike(cls, values: Any) -> Any:
+        return counted_alike_by_rules(counted_alike(values))
 
     @model_validator(mode="before")
     @classmethod
@@ -89,8 +104,19 @@ class Recipe(Strict):
                 raise explain(error, "", cls) from error
             check_numbers(given, recipe)
             check_devices(recipe.devices)
-            check_cloud(recipe.cloud, recipe.federation.model_dump())
+            if recipe.cloud is not None:
+                from personafl.recipe.cloudchecks import check_cloud  # here, for a device has no cloud
+
+                check_cloud(recipe.cloud, recipe.federation.model_dump())
             check_buffer(recipe.buffer, recipe.federation.model_dump(), on_cloud=recipe.cloud is not None)
+            check_privacy(recipe)
+            check_sample_privacy(recipe)
+            check_secure(recipe)
+            if recipe.robust is not None or recipe.attack is not None:
+                from personafl.recipe.hostilechecks import check_attack, check_robust  # here, for a device has neither
+
+                check_robust(recipe)
+                check_attack(recipe)
             recipe.compare.check()
             check_sweep(recipe.sweep)
             if not recipe.rounds and recipe.start is None and not recipe.pretrain.rounds:
@@ -171,6 +197,7 @@ class Recipe(Strict):
                 "federation": self.federation.model_copy(update={"offline": 0}),
                 "uplink": Whole(),
                 "buffer": None,
+                "secure": None,
                 "cloud": None,
                 "pretrain": PretrainSection(),
                 "deploy": None,

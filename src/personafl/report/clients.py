@@ -13,7 +13,7 @@ from personafl.report.table import MODELS
 
 LINES = 6000  # of all runs together
 TEXTS = {"method": "method", "name": "client", "clients": "group", "device": "device"}
-COUNTS = {"seed": "seed", "server": "server", "train": "train", "test": "test"}
+COUNTS = {"seed": "seed", "server": "server", "train": "train", "test": "test", "sample_epsilon": "sample ε"}
 
 
 def client_table(runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -22,7 +22,8 @@ def client_table(runs: Sequence[Run]) -> dict[str, Any] | None:
     if not finished:
         return None
     models = [m for m in MODELS if any(f"{m}_test_accuracy" in run.result.columns for run in finished if run.result)]
-    extra = [key for key in ("device", "server") if any(key in run.result.columns for run in finished if run.result)]
+    more = ("device", "server", "sample_epsilon")
+    extra = [key for key in more if any(key in run.result.columns for run in finished if run.result)]
     keys = ["method", "name", "seed", *models, "change", "train", "test", "clients", *extra]
     lines = [line for run in finished for line in _lines(run, keys, LINES // len(finished))]
     word = score_word(row for run in finished for row in run.rows)

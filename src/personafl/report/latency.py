@@ -28,6 +28,7 @@ def waiting_tables(waiting: Waiting, about: str) -> Iterator[RenderableType]:
         + ("; Weibull: the same in closed form" if closed else "")
         + "\nIn units of waiting for all (B = N), when late servers keep their work:\n"
         "  kept: time between two mixes; work: rounds of servers mixed in per time\n"
+        "  rigorous: the same time where a late server goes on alone, and does every round\n"
         "  agree: (B−1)/(N−1), the variance of models that mixes remove, per time",
         style="dim",
     )
@@ -35,7 +36,7 @@ def waiting_tables(waiting: Waiting, about: str) -> Iterator[RenderableType]:
 
 def _table(waiting: Waiting, closed: bool) -> Table:
     titles = ["B", "β", "E[τ_(B)]", "r", "r simulated", "bound", *(["Weibull"] if closed else [])]
-    table = grid(*titles, "kept", "work", "agree", no_wrap=True)
+    table = grid(*titles, "kept", "rigorous", "work", "agree", no_wrap=True)
     for choice in waiting.choices:
         table.add_row(
             str(choice.first),
@@ -46,6 +47,7 @@ def _table(waiting: Waiting, closed: bool) -> Table:
             _known(choice.bound),
             *([_known(choice.weibull)] if closed else []),
             f"{choice.pace:.3f}",
+            f"{choice.rigorous:.3f}",
             _times(choice.work),
             _times(choice.agreement),
             style="bold" if choice == waiting.proposed else "",
@@ -85,6 +87,7 @@ def waiting_chart(waiting: Waiting, about: str) -> Chart:
         Series(label="bound for large N", x=shares, y=[_or_nan(c.bound) for c in choices], dashed=True, markers=False),
         Series(label="Weibull closed form", x=shares, y=[_or_nan(c.weibull) for c in choices], line=False),
         Series(label="stragglers keep their work", x=shares, y=[choice.pace for choice in choices]),
+        Series(label="stragglers go on alone (rigorous)", x=shares, y=[choice.rigorous for choice in choices]),
     ]
     return Chart(
         title=f"Waiting for the first B of {waiting.servers} servers",

@@ -81,7 +81,8 @@ def titles(rows: Sequence[Row]) -> list[str]:
     timed = ["virtual\ntime"] if _timed(rows) else []
     spoken = [*(["WER"] if has_words(rows) else []), *metric_names(rows)]
     sizes = ["size\nkB"] if _sized(rows) else []
-    return ["method", *models, "worst\n10%", *spoken, *hurt, *sizes, "MB\nup", "MB\ndown", *timed, "sec"]
+    private = [*(["ε"] if _private(rows) else []), *(["sample\nε"] if _samples_private(rows) else [])]
+    return ["method", *models, "worst\n10%", *spoken, *hurt, *private, *sizes, "MB\nup", "MB\ndown", *timed, "sec"]
 
 
 def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
@@ -100,6 +101,8 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             *(plain(last, key, joint) for key in metric_names(rows)),
             *([percent(last, "share_hurt", joint)] if hurt else []),
             *([percent(own[name, "chosen"], "share_hurt", joint)] if hurt and "chosen" in models else []),
+            *([amount(last[0]["epsilon"]) if "epsilon" in last[0] else "–"] if _private(rows) else []),
+            *([_most_spent(last)] if _samples_private(rows) else []),
             *([amount(mean(last, "bytes_stored", 0.0) / 1e3)] if _sized(rows) else []),
             *(amount(mean(last, key, 0.0) / 1e6) for key in ("bytes_up", "bytes_down")),
             *([amount(mean(last, "time", 0.0)) if "time" in last[0] else "–"] if timed else []),
@@ -135,6 +138,17 @@ def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
     if _any_hurt(rows):
         after = "; after: with the chosen model" if "chosen" in models else ""
         found.append(("hurt", f"% of clients whose personal model is worse than the global one{after}"))
+    if _private(rows):
+        deltas = sorted({row["delta"] for row in rows if "delta" in row})
+        rests = sorted({row["assumption"] for row in rows if row.get("assumption")})
+        spent = f"with δ = {', '.join(f'{delta:g}' for delta in deltas)}; what clients keep costs nothing"
+        spent += f"; {'; or '.join(rests)}" if rests else ""
+        found.append(("ε", f"what the shared models may tell of whether a client took part, {spent}"))
+    if _samples_private(rows):
+        deltas = sorted({row["sample_delta"] for row in rows if "sample_delta" in row})
+        what = "what clients send" if any(row.get("sample_covers") == "sent" for row in rows) else "a client's models"
+        spent = f"with δ = {', '.join(f'{delta:g}' for delta in deltas)}; that of the client which spent most"
+        found.append(("sample ε", f"what {what} may tell of any one sample of its data, {spent}"))
     if _sized(rows):
         found.append(("size", f"kB that a device needs to store its model{about}"))
     if timed:
@@ -181,6 +195,19 @@ def _any_hurt(rows: Sequence[Row]) -> bool:
 
 def _sized(rows: Sequence[Row]) -> bool:
     return len({row["bytes_stored"] for row in rows}) > 1  # else a column of one number
+
+
+def _private(rows: Sequence[Row]) -> bool:
+    return any("epsilon" in row for row in rows)
+
+
+def _samples_private(rows: Sequence[Row]) -> bool:
+    return any("sample_epsilon" in row for row in rows)
+
+
+def _most_spent(rows: Sequence[Row]) -> str:
+    found = [row["sample_epsilon"] for row in rows if "sample_epsilon" in row]
+    return amount(max(found)) if found else "–"
 
 
 def _timed(rows: Sequence[Row]) -> bool:

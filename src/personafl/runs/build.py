@@ -14,11 +14,16 @@ from personafl.data.inputs import as_seen
 from personafl.errors import BadInput
 from personafl.models import make_net_and_split
 from personafl.recipe.recipe import Recipe
+from personafl.runs.attack import make_attack, under_attack
 from personafl.runs.given import NOTHING, Given
 from personafl.runs.job import Job
 from personafl.runs.learners import make_learners, make_method, use_hardware
+from personafl.runs.private import check_sums, made_private
 from personafl.runs.problems import Maker
 from personafl.runs.profiles import deal
+from personafl.runs.robust import held
+from personafl.runs.samples import protected
+from personafl.runs.secure import summed
 from personafl.runs.start import make_start
 from personafl.runs.tracking import check_tracking
 from personafl.simulate.buffer import Buffer
@@ -48,10 +53,17 @@ def prepare(
     if device.type != "cpu" and on_other_machines():
         raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
     data = _data(recipe, data or given.dealt(recipe), dtype)
+    attack = make_attack(recipe, data)
+    data = under_attack(data, attack)
     cohort = recipe.federation.size(len(data.seen))
+    if recipe.federation.sampling == "cyclic":
+        recipe.federation.apart_in(len(data.seen))
+    algorithm = summed(recipe, made_private(recipe, algorithm, data, cohort), data, cohort)
+    algorithm = held(recipe, algorithm, cohort)
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
-    who = make_learners(recipe, algorithm, data, kinds, device, dtype, given.model, make, given.loss, given.metrics)
+    own = given.model, make, given.loss, given.metrics
+    who = make_learners(recipe, algorithm, data, kinds, device, dtype, *own, simulated=True)
     start = make_start(recipe, who.problems[0].net, data.moments, data.scale)
     federation = Federation(
         algorithm=algorithm,
@@ -69,10 +81,11 @@ def prepare(
         cloud=cloud,
         buffer=buffer,
         workers=recipe.engine.workers if device.type == "cpu" else 1,
+        attack=attack,
     )
     _check_work(federation)
     _rehearse(federation)
-    return Job(recipe, federation, given.names)
+    return Job(recipe, protected(recipe, federation), given.names)
 
 
 def _check_work(federation: Federation) -> None:
@@ -92,7 +105,7 @@ def _rehearse(federation: Federation) -> None:
     down, rule = wire.dense(federation.first_message()), federation.algorithm.client
     for problem in federation.problems:
         state = federation.learners.cast(rule.init(problem, down, rng.generator("shape")))
-        untrained_upload(rule, problem, down, state)
+        check_sums(federation.algorithm, untrained_upload(rule, problem, down, state))
 
 
 def _method(recipe: Recipe, algorithm: Algorithm | None) -> Algorithm:

@@ -25,6 +25,11 @@ def longer(recipe: Recipe, rounds: int, where: Path) -> Recipe:
             f"{where}: its learning rate comes down to 0 with round {schedule.rounds} (training.schedule is linear), "
             f"so that earlier rounds would have been others; begin a new run with rounds = {rounds}"
         )
+    if recipe.privacy is not None and recipe.privacy.noise is None and rounds > recipe.rounds:
+        raise BadInput(
+            f"{where}: its noise was computed for {recipe.rounds} rounds (privacy.epsilon), and they spend all of it; "
+            f"begin a new run with rounds = {rounds}"
+        )
     return recipe.model_copy(update={"rounds": rounds})
 
 

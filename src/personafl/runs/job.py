@@ -16,6 +16,7 @@ from personafl.data.advice import inputs_line
 from personafl.data.describe import sketch
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
+from personafl.latency.waiting import ALONE
 from personafl.options import defaults
 from personafl.recipe.compare import CompareSection
 from personafl.recipe.method import find_method
@@ -48,7 +49,9 @@ class Job:
         """What the user should know of the data and the networks."""
         found = [each.unstackable for each in self.federation.problems] if self.recipe.engine.strategy == "auto" else []
         why = [f"clients are trained one by one: torch.func cannot batch {one}" for one in dict.fromkeys(found) if one]
-        return [*self.federation.data.notes, *why]
+        cloud = self.recipe.cloud
+        alone = [f"cloud.first = {ALONE}"] if cloud is not None and cloud.first == 1 < cloud.servers else []
+        return [*self.federation.data.notes, *why, *alone]
 
     def files(self) -> dict[str, str]:
         """The first files of its run directory."""

@@ -4,15 +4,18 @@ import contextlib
 import dataclasses
 import math
 import time
+from typing import Any
 
 import numpy as np
 
+from personafl.algorithms.private import Private
 from personafl.core import wire
 from personafl.runs.checkpoints import Run
 from personafl.runs.failing import attempt
 from personafl.runs.interrupt import polite_stop
 from personafl.runs.job import Job
 from personafl.runs.listener import Listener, Note, Progress, Tuning
+from personafl.runs.private import affordable, charged
 from personafl.runs.recording import record_forms, record_scores, score_all
 from personafl.runs.result import Result, make_result
 from personafl.runs.scoring import tune
@@ -67,18 +70,20 @@ def _calibrated(job: Job, directory: RunDirectory, checkpoint: Checkpoint, liste
 def _train(run: Run, listener: Listener | None) -> None:
     """Do the rounds that are left."""
     recipe, every = run.job.recipe, run.job.recipe.evaluate_every()
-    accuracy, begun = None, run.total
+    accuracy, begun, last = None, run.total, affordable(recipe, run.job.federation)
     with polite_stop() as stop:
-        for number in range(begun.rounds, recipe.rounds):
-            began = time.monotonic()
+        for number in range(begun.rounds, last):
+            began, charge = time.monotonic(), _charge(run)
             with attempt(run.directory.path, f"round {number + 1}"):
                 done = run.simulation.step(number)
             spent = time.monotonic() - began
             loss = done.loss if math.isfinite(done.loss) else None  # nobody took part; JSON has no NaN
             facts = {key: value for key, value in vars(done).items() if value is not None}
-            run.record({"event": "round", **facts, "loss": loss, "seconds": spent})
+            run.record({"event": "round", **facts, **charge, "loss": loss, "seconds": spent})
             run.warn(number, run.alarms.trained(number, done.loss))
-            if every and (number + 1) % every == 0 and number + 1 < recipe.rounds:
+            if number + 1 == last < recipe.rounds:
+                run.warn(number, [("privacy", f"the budget is spent after round {last} of {recipe.rounds}")])
+            if every and (number + 1) % every == 0 and number + 1 < last:
                 with attempt(run.directory.path, f"after round {number + 1}"):
                     accuracy = record_scores(run, number, done.time)
             run.add(done, spent)
@@ -89,6 +94,13 @@ def _train(run: Run, listener: Listener | None) -> None:
             if stop.requested:
                 run.stop(f"after round {number + 1} of {recipe.rounds}")
     run.save(0)
+
+
+def _charge(run: Run) -> dict[str, Any]:
+    """Return what the next round costs, for its line: the lines are the ledger of a run with [privacy]."""
+    if run.job.recipe.privacy is None or not isinstance(state := run.simulation.server, Private):
+        return {}
+    return {"privacy": charged(run.job.recipe, run.job.federation, float(state.clip))}
 
 
 def _tune(run: Run, listener: Listener | None) -> None:

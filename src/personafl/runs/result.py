@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +17,15 @@ from personafl.evaluate.score import Scores, picked
 from personafl.evaluate.summary import hurt, summarize
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
+from personafl.runs.private import guarantee
+from personafl.runs.samples import ledger
 from personafl.runs.scoring import SHARES, Scored
 from personafl.runs.sizes import Size
 from personafl.simulate.federation import Federation
 from personafl.storage.csvtext import csv_text
 from personafl.storage.files import read_json
 from personafl.storage.rundir import Checkpoint
+from personafl.system import peak_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +102,8 @@ def make_result(
     groups = {clients: _with_choice(part, recipe.evaluation.caution) for clients, part in scored.items()}
     score = task_named(federation.data.task).score
     named = {} if score == "accuracy" else {"score": score}
+    spent, samples = guarantee(recipe, federation, totals.rounds), ledger(recipe, federation, totals.rounds)
+    members = {"seen": federation.data.seen, "unseen": federation.data.unseen}
     rows = []
     for clients, scores_of in groups.items():
         for (model, split), scores in sorted(scores_of.items()):
@@ -130,10 +133,13 @@ def make_result(
                     "bytes_stored": size.bytes,
                     "seconds": totals.seconds,
                     **({} if totals.time is None else {"time": totals.time}),
+                    **({} if spent is None else spent.facts()),
+                    **({} if samples is None else samples.facts(members[clients])),
                 }
             )
-    columns = _in_order(_columns(recipe, federation, groups), CLIENT)
-    return Result(path, [_in_order(row, ROW) for row in rows], columns, _peak_memory())
+    own = {} if samples is None else samples.columns(np.concatenate(list(members.values())))
+    columns = _in_order(_columns(recipe, federation, groups) | own, CLIENT)
+    return Result(path, [_in_order(row, ROW) for row in rows], columns, peak_memory())
 
 
 def _in_order(values: Mapping[str, Any], first: tuple[str, ...]) -> dict[str, Any]:
@@ -196,9 +202,3 @@ def _columns(recipe: Recipe, federation: Federation, groups: Groups) -> dict[str
             column = columns.setdefault(f"{model}_{split}_{measure}", [None] * len(order))
             column[places[clients]] = [float(value) if math.isfinite(value) else None for value in values]
     return columns
-
-
-def _peak_memory() -> float:
-    """Peak resident memory of this process in MiB (Linux counts in KiB, macOS in bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -62,7 +62,8 @@ class ClientSide(ABC):
         who = self.learners
         steps = steps_of(who.data, clients, who.rule.tuning, who.seed, number)
         for which, server, group in self.groups(clients, steps):
-            down, data = self.down(server), gather(who.data, group, who.rule.tuning, who.seed, number)
+            down = self.down(server)
+            data = gather(who.data, group, who.rule.tuning, who.seed, number, who.protection)
             states = self.states(which, down, group)
             states = who.engines[which].train(bound(who.rule.personalize, who.problems[which]), down, states, data)
             self.check(f"after round {number}: fine-tuning", group, states)

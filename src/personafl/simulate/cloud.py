@@ -18,7 +18,7 @@ the clock again. What servers have not delivered when the last round ends is los
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from personafl.cloud.clock import Aggregation, Turn
-from personafl.cloud.topology import place
+from personafl.cloud.clock import Aggregation, Delay, Turn
+from personafl.cloud.topology import Topology, place
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Reduced, fields_of_its_own
 from personafl.core.batches import Steps
@@ -44,18 +44,35 @@ from personafl.simulate.simulator import Round, Simulation, Trained
 from personafl.storage.store import Store
 
 Weights = NDArray[np.float64]
+Moves = Mapping[tuple[int, int], Sequence[int]]  # (server, round of it) -> clients of others that it has from then on
 
 
 def make_cloud(section: CloudSection, data: FederatedData, algorithm: Algorithm, work: Steps, seed: int) -> Cloud:
     """Return the cloud that a recipe describes; `work` is what a device does in a round."""
+    check_iterations(section, algorithm)
+    section.read_traces()
+    topology = place(data, section.servers, section.members, section.active, seed)
+    steps, delays = local_steps(work, seed), _delays(section, data, topology)
+    return Cloud(section=section, topology=topology, steps=steps, seed=seed, delays=delays)
+
+
+def _delays(section: CloudSection, data: FederatedData, topology: Topology) -> tuple[Delay, ...]:
+    """Return the laws that some devices have."""
+    found = []
+    for index, own in enumerate(section.delays):
+        named = [data.client_number(name, f"cloud.delays[{index}]: there is") for name in own.devices]
+        whose = np.concatenate([np.array(named, dtype=np.int64), *(topology.devices[server] for server in own.servers)])
+        found.append(Delay(devices=whose, arrival=own.arrival, step=own.step))
+    return tuple(found)
+
+
+def check_iterations(section: CloudSection, algorithm: Algorithm) -> None:
+    """Fail if servers are to step several times under a method that does not say how."""
     if section.iterations > 1 and algorithm.server.again is None:
         raise BadInput(
             f"cloud.iterations: {algorithm.name}'s server cannot step again without uploads; remove it "
             f"(given: {section.iterations})"
         )
-    section.read_traces()
-    topology = place(data, section.servers, section.members, section.active, seed)
-    return Cloud(section=section, topology=topology, steps=local_steps(work, seed), seed=seed)
 
 
 def make_simulation(federation: Federation, store: Store, server_bytes: bytes | None = None) -> Simulation:
@@ -82,6 +99,7 @@ class CloudSimulation(Simulation):
         assert federation.cloud is not None
         self._cloud, self._section = federation.cloud, federation.cloud.section
         self._events = iter(self._cloud.aggregations() if events is None else events)
+        self.moves: Moves = {}
         super().__init__(federation, store, server_bytes)
         if not self._section.shared:
             self.homes = self._cloud.topology.home
@@ -146,6 +164,9 @@ class CloudSimulation(Simulation):
     def _turns(self, turns: Sequence[Turn]) -> Trained:
         """Train the active devices of servers with one state in one round, and those that train without contact."""
         number, devices = turns[0].round, self._cloud.topology.devices
+        for turn in turns:
+            for client in self.moves.get((turn.server, turn.round), ()):
+                self._move(client, turn.server)
         active = [np.array(turn.devices, dtype=np.int64) for turn in turns]
         server = self.servers[self._state_of(turns[0])]
         done = self._train(server, np.concatenate(active), server.broadcast(), number)
@@ -154,22 +175,44 @@ class CloudSimulation(Simulation):
         self._train_offline(np.concatenate(offline), number)
         return done
 
+    def _move(self, client: int, server: int) -> None:
+        """Let a client of another server belong to one."""
+        self.homes = np.where(np.arange(len(self.homes)) == client, server, self.homes)
+        side, rule, which = self.servers[server], self.learners.rule, int(self.learners.problem_of[client])
+        if self._section.shared or side.rule.admit is None:
+            return
+        clients, upload = np.array([client]), None
+        if rule.introduce is not None and self.store.has(clients)[0]:
+            state = tree.take(self.states(which, self.down(server), clients), 0)
+            upload = rule.introduce(self.learners.problems[which], state)
+        weight = float(side.roster.weights_of(clients)[0])
+        side.state = side.checked(side.rule.admit(side.state, weight, upload), 0)
+
     def _state_of(self, turn: Turn) -> int:
         return 0 if self._section.shared else turn.server
 
     def _update(self, servers: Sequence[int], uploads: Sequence[Reduced], mixing: Weights, number: int) -> None:
         """Mix the states of servers and let each take its uploads; K_z times, from the second on without uploads."""
-        again = self.federation.algorithm.server.again
-        states = [self.servers[server].state for server in servers]
-        for iteration in range(self._section.iterations):
-            states = [mixed(states, row, place) for place, row in enumerate(mixing)]
-            if iteration == 0:
-                steps = zip(servers, states, uploads, strict=True)
-                states = [self.servers[server].updated(state, own, number) for server, state, own in steps]
-            elif again is not None:
-                states = [self.servers[0].checked(again(state), number) for state in states]
-        for server, state in zip(servers, states, strict=True):
-            self.servers[server].state = state
+        sides = [self.servers[server] for server in servers]
+        states = stepped(sides[0], [side.state for side in sides], uploads, mixing, number, self._section.iterations)
+        for side, state in zip(sides, states, strict=True):
+            side.state = state
+
+
+def stepped(
+    side: ServerSide, states: Sequence[Tree], uploads: Sequence[Reduced], mixing: Weights, number: int, iterations: int
+) -> Sequence[Tree]:
+    """Mix states and let each take its uploads; several times, from the second on without uploads.
+
+    `side` is any server of the method: it has the rule.
+    """
+    for iteration in range(iterations):
+        states = [mixed(states, row, place) for place, row in enumerate(mixing)]
+        if iteration == 0:
+            states = [side.updated(state, own, number) for state, own in zip(states, uploads, strict=True)]
+        elif side.rule.again is not None:
+            states = [side.checked(side.rule.again(state), number) for state in states]
+    return states
 
 
 def _joined(parts: Iterable[Trained]) -> Reduced:

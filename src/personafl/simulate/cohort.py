@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from personafl.core import rng
 
-Sampling = Literal["exact", "bernoulli"]
+Sampling = Literal["exact", "bernoulli", "cyclic"]
 _BLOCK = 2**16  # clients hashed at a time: what a processor's cache holds
 
 
@@ -16,10 +16,14 @@ def draw_cohort(clients: NDArray[np.int64], size: int, sampling: Sampling, seed:
     """Return the clients of a round in ascending order.
 
     "exact": `size` of them, uniformly without replacement. "bernoulli": each one independently with probability
-    size/len(clients), so the number varies and may be 0.
+    size/len(clients), so the number varies and may be 0. "cyclic": the next `size` of an order that is drawn once and
+    begins again at its end, so a client comes back after ⌊len(clients)/size⌋ rounds at the earliest.
     """
     if sampling == "exact" and size == len(clients):
         return clients
+    if sampling == "cyclic":
+        order = clients[np.argsort(rng.mix(seed, "cycle", 0, clients), kind="stable")]
+        return np.sort(order[(round_ * size + np.arange(size)) % len(clients)])
     if sampling == "bernoulli":
         return _below(size / len(clients), clients, seed, round_)[0]
     # The smallest draws win. They are looked for among somewhat more than are expected below a bar: 10⁶ clients take

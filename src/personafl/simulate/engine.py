@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from personafl.core import rng, tree
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batches, Data, Steps, counted_steps, drawn_work
+from personafl.core.batches import Batches, Data, Padding, Steps, counted_steps, drawn_work
 from personafl.core.tree import Tree
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
@@ -25,6 +25,7 @@ from personafl.fast.bfloat16 import rounded_products
 from personafl.fast.drawing import drawn, padding_of
 from personafl.fast.stack import Stack, stacked
 from personafl.fast.table import enabled
+from personafl.simulate.protection import Protected, Protection
 
 if TYPE_CHECKING:
     from personafl.fast.cuda_graphs import Graphs
@@ -126,7 +127,8 @@ def _for_all(function: Callable[..., Any]) -> Callable[..., Tree]:
     """Return a function of one client for stacked ones: states and data come stacked, but for the shared pool."""
 
     def own(batches: Batches, each: Callable[[torch.Tensor], torch.Tensor]) -> Batches:
-        return batches._replace(rows=each(batches.rows), real=each(batches.real), key=each(batches.key))
+        guard = tree.map(each, batches.guard)
+        return batches._replace(rows=each(batches.rows), real=each(batches.real), key=each(batches.key), guard=guard)
 
     @functools.wraps(function)
     def every(down: Tree, states: Tree, data: Data) -> Tree:
@@ -144,16 +146,21 @@ def _one(data: Data, row: int) -> Data:
     """Return one client's data, without what only pads it to others' steps and batches: as a device alone has it."""
 
     def own(batches: Batches) -> Batches:
-        real = batches.real[row]
-        steps, width = int(real.any(-1).sum()), int(real.any(0).sum())
+        real, guard = batches.real[row], tree.take(batches.guard, row)
+        alive = guard.taken if guard else real.any(-1)
+        steps, width = int(alive.sum()), max(int(real.any(0).sum()), 1 if guard else 0)
+        padding = Padding(gaps=False)  # of protected samples, where steps may be without any
+        if not guard:
+            padding = padding_of(batches.real[row : row + 1, :steps].cpu().numpy(), int(data.examples[row]))
         return Batches(
             batches.pool_x,
             batches.pool_y,
             batches.rows[row, :steps, :width],
             real[:steps, :width],
             batches.key[row, :steps],
-            padding=padding_of(batches.real[row : row + 1, :steps].cpu().numpy(), int(data.examples[row])),
+            padding=padding,
             augment=batches.augment,
+            guard=guard.first(steps) if guard else (),
         )
 
     phases = {name: own(batches) for name, batches in data.phases.items()}
@@ -184,7 +191,12 @@ def steps_of(
 
 
 def gather(
-    data: FederatedData, clients: NDArray[np.int64], phases: Mapping[str, Steps], seed: int, round_: int
+    data: FederatedData,
+    clients: NDArray[np.int64],
+    phases: Mapping[str, Steps],
+    seed: int,
+    round_: int,
+    protection: Protection | None = None,
 ) -> Data:
     """Draw the batches of a chunk of clients for each phase, from (seed, client, round, phase)."""
     sizes, numbers = data.train.sizes_of(clients), data.drawing(clients)
@@ -193,6 +205,10 @@ def gather(
 
     def phase(name: str, work: Steps) -> Batches:
         keys = rng.mix(seed, "batches", name, round_, numbers)
+        if protection is not None and name not in protection.open:
+            who = Protected(protection, clients, round_, rng.mix(seed, "noise", name, round_, numbers))
+            drawn_by = who.batches((pool.x, pool.y), pool.rows, pool.starts, sizes, work, keys, pace)
+            return drawn_by._replace(augment=data.augment)
         batches = drawn((pool.x, pool.y), pool.rows, pool.there, pool.starts, sizes, work, keys, pace)
         return batches._replace(augment=data.augment)
 

@@ -7,7 +7,7 @@ cloud, and so has a server process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core import tree, wire
-from personafl.core.algorithm import Problem, Reduced, ServerRule, join
+from personafl.core.algorithm import Problem, Reduced, ServerRule
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients
 from personafl.errors import Diverged
@@ -73,11 +73,21 @@ class ServerSide:
         return tree.on(self._device, self.roster.weights_of(clients))
 
     @enabled()
-    def join(self, joined: Reduced | None, uploads: Tree | Reduced, clients: Clients) -> Reduced:
+    def join(self, joined: Reduced | None, uploads: Tree | Reduced, clients: Clients, number: int = 0) -> Reduced:
         """Join the uploads of a chunk of clients, stacked, with what is joined so far, in the memory of that."""
         if isinstance(uploads, Reduced):
             return uploads if joined is None else joined.plus(uploads)
-        return join(joined, wire.dense_each(uploads), self.weighing(clients))
+        if self.rule.join_from is not None:
+            return self.rule.join_from(self.state, joined, wire.dense_each(uploads), clients, number)
+        return self.rule.join(self.state, joined, wire.dense_each(uploads), self.weighing(clients))
+
+    def tried(self, uploads: Iterable[tuple[Clients, Tree]], number: int) -> Tree:
+        """Return what would be sent after a round with these uploads, chunk by chunk; nothing is changed."""
+        joined: Reduced | None = None
+        for clients, stacked in uploads:
+            joined = self.join(joined, stacked, clients, number)
+        state = self.state if joined is None else self.rule.update(self.state, joined, number)
+        return wire.dense(self.rule.broadcast(state))
 
     def updated(self, state: Tree, uploads: Reduced, number: int) -> Tree:
         """Return a state after a round."""

@@ -4,16 +4,17 @@ It has both halves: clients, whom it groups by problem and trains in chunks, and
 steps. It knows nothing of any method.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from personafl.core import tree, wire
-from personafl.core.algorithm import Reduced, for_returning
+from personafl.core import rng, tree, wire
+from personafl.core.algorithm import Reduced, for_returning, untrained_upload
 from personafl.core.batches import Data, counted_samples, counted_steps
 from personafl.core.tree import Tree
 from personafl.data.federated import Clients
@@ -29,6 +30,7 @@ from personafl.simulate.workers.order import begun_order, in_order
 from personafl.storage.store import States, Store
 
 T = TypeVar("T")
+Alone = Mapping[tuple[int, int], Sequence[int]]  # (client, round that it took part in) -> rounds without contact before
 
 
 class Pipeline:
@@ -67,6 +69,7 @@ class Round:
 
     `ranks` are those of the weights that were sent as factors. On a cloud there are its virtual time and what happened;
     with a buffer its virtual time, how stale the uploads were that it took (mean and largest), and how many it dropped.
+    `told` is what the server's rule has to tell.
     """
 
     number: int
@@ -80,6 +83,7 @@ class Round:
     staleness: float | None = None
     most_stale: int | None = None
     dropped: int | None = None
+    told: dict[str, float] | None = None
 
 
 class Trained(NamedTuple):
@@ -106,6 +110,7 @@ class Simulation(ClientSide):
         self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
         self._plan: tuple[int, Clients, list[tuple[int, Clients]]] | None = None  # of its chunks
         self._pipeline = Pipeline(self.trainer.drawn)
+        self.alone: Alone | None = None  # who trained without contact, and when; None: it is drawn
         if server_bytes is not None:
             self._restore(server_bytes)
 
@@ -141,7 +146,8 @@ class Simulation(ClientSide):
             server.state = server.checked(state, number)
             loss = done.uploads.loss()
         self._train_offline(self._offline(self.federation.data.seen, cohort, number), number)
-        return Round(number, loss, len(cohort), done.bytes_down, done.bytes_up, wire.ranks(message))
+        sent = len(cohort), done.bytes_down, done.bytes_up, wire.ranks(message)
+        return Round(number, loss, *sent, told=server.rule.told(server.state) or None)
 
     def _cohort(self, number: int) -> Clients:
         """Return who takes part in a round, and begin to read the states of those who take part in the next one."""
@@ -156,9 +162,12 @@ class Simulation(ClientSide):
 
     def _train(self, server: ServerSide, cohort: Clients, message: Tree, number: int) -> Trained:
         """Train clients of one server for a round, keep their states and join their uploads."""
+        self.catch_up(cohort, number)
         bytes_down, bytes_up = self._bytes_down(cohort, message), 0
         joined: Reduced | None = None
         unseen: list[tuple[Clients, torch.Tensor]] = []
+        attack, waiting = self.federation.attack, list[tuple[Clients, Tree]]()
+        trial = functools.partial(server.tried, number=number)
         for clients, done in self.results(cohort, message, number, server):
             if tree.leaves(done.states):
                 self._check_trained(number, clients, done.finite)
@@ -166,8 +175,22 @@ class Simulation(ClientSide):
             else:
                 unseen.append((clients, done.finite))
             bytes_up += done.size * len(clients)
-            joined = server.join(joined, done.uploads, clients)
+            if attack is not None:  # the hostile know what all others send
+                waiting.append((clients, done.uploads))
+            else:
+                joined = server.join(joined, done.uploads, clients, number)
+        for clients, uploads in () if attack is None else attack.sent(waiting, number, trial):
+            joined = server.join(joined, uploads, clients, number)
+        if joined is None and server.rule.steps_alone:
+            joined = self._of_nobody(server, message)
         return Trained(joined, bytes_down, bytes_up, unseen)
+
+    def _of_nobody(self, server: ServerSide, message: Tree) -> Reduced:
+        """Return the uploads of no client."""
+        who, down = self.federation.learners, wire.dense(message)
+        state = who.cast(who.rule.init(who.problems[0], down, rng.generator("shape")))
+        upload = wire.dense(untrained_upload(who.rule, who.problems[0], down, state))
+        return server.join(None, tree.map(lambda leaf: leaf.unsqueeze(0)[:0], upload), self.federation.data.seen[:0])
 
     def _look(self, done: Trained, number: int) -> None:
         """Fail if what clients sent is not finite."""
@@ -184,10 +207,12 @@ class Simulation(ClientSide):
         """
         first, down = received(message)
         chunks = self._planned(cohort, number)
+        each = server is None or server.rule.needs_each or self.federation.attack is not None
+        joins = None if each else server
         order = self._begun_order(chunks, number)
 
         def task(which: int, clients: Clients) -> Chunk:
-            weights = None if server is None else server.roster.weights_of(clients)
+            weights = None if joins is None else joins.roster.weights_of(clients)
             states = self._begin_with(first, which, clients)
             return Chunk(which, clients, number, down, states, weights, self._pipeline.take(clients, number))
 
@@ -246,10 +271,16 @@ class Simulation(ClientSide):
     def _offline(self, members: Clients, active: Clients, number: int) -> Clients:
         """Return which members of a server train without contact: of those not active, some that were in contact."""
         fed = self.federation
-        if not fed.offline:
+        if not fed.offline or self.alone is not None:
             return active[:0]
         chosen = draw_offline(members, active, fed.offline, fed.seed, number)
         return chosen[self.store.has(chosen)]
+
+    def catch_up(self, clients: Clients, number: int) -> None:
+        """Let clients train what they had trained without contact before a round, where that is known."""
+        for client in clients.tolist() if self.alone else ():
+            for round_ in (self.alone or {}).get((client, number), ()):
+                self._train_offline(np.array([client]), round_)
 
     def _train_offline(self, chosen: Clients, number: int) -> None:
         """Let clients train without contact."""

@@ -15,6 +15,7 @@ from personafl.core.tree import Tree
 from personafl.data.federated import Clients, FederatedData
 from personafl.fast.table import enabled
 from personafl.simulate.engine import Engine, gather
+from personafl.simulate.protection import Protection
 
 Entry = dict[str, torch.Tensor]  # states of clients, stacked and flattened to {path: tensor}
 _SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
@@ -31,6 +32,7 @@ class Learners:
     engines: tuple[Engine, ...]  # one per problem
     seed: int
     dtype: torch.dtype
+    protection: Protection | None = None  # of single samples
 
     def cast(self, values: Tree) -> Tree:
         """Move fresh parameters to the run's device and precision; what is not real numbers keeps its dtype."""
@@ -101,7 +103,7 @@ class Trainer:
     def drawn(self, clients: Clients, number: int) -> Data:
         """Return the batches of clients for a round."""
         who = self._learners
-        return gather(who.data, clients, who.rule.phases, who.seed, number)
+        return gather(who.data, clients, who.rule.phases, who.seed, number, who.protection)
 
     def states(self, known: Known, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,20 @@ def append(path: Path, data: bytes, durable: bool) -> int:
         if durable:
             os.fsync(descriptor)
         return os.fstat(descriptor).st_size
+
+
+def write_from(path: Path, begin: int, parts: Sequence[bytes]) -> None:
+    """Write parts end to end from a place in a file on, and make them durable; if that fails the file ends there."""
+    with storage(path), _opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+        try:
+            os.lseek(descriptor, begin, os.SEEK_SET)
+            for part in parts:
+                _write_all(descriptor, part)
+            os.fsync(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk needs the space
+                os.ftruncate(descriptor, begin)
+            raise
 
 
 def cut(path: Path, length: int) -> None:

@@ -1,19 +1,21 @@
 """The server's journal: what happened, one JSON line each, in the order it happened.
 
 Lines that decide how the run goes on are durable before anyone hears of them. A crash may leave half a line at the end,
-which is cut off, and so is what a write leaves that fails, on a full disk say. Each line has a checksum of itself.
+which is cut off, and so is what a write leaves that fails, on a full disk say. Lines are a chain (`chain`): each has a
+checksum of itself and the hash of all before it, so the journal is also the log that an audit needs.
 """
 
 import contextlib
 import dataclasses
-import json
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from personafl.errors import BadInput, StorageFailed
+from personafl.storage.chain import Chain
 from personafl.storage.files import append, cut, storage, sync
 from personafl.storage.rundir import Checkpoint, RunDirectory
 
@@ -31,14 +33,41 @@ class Journal:
         self.length, self.crc = len(whole), zlib.crc32(whole)
         self._torn = self._loose = False  # half a line may be at the end; lines may not be durable
         self._lock = threading.Lock()  # else a thread would take another's line, half written, for a torn one
-        self.entries = [_read(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+        self._chain = Chain()
+        self.entries = [self._read(number, line) for number, line in enumerate(whole.splitlines(keepends=True), 1)]
+        self._listeners: list[Callable[[dict[str, Any]], None]] = []
+
+    @property
+    def head(self) -> str:
+        """The hash of all lines."""
+        return self._chain.head
+
+    def follow(self, listener: Callable[[dict[str, Any]], None], *, past: bool = True) -> None:
+        """Have a listener hear the lines that were there at the start, and from now on each that is added."""
+        for entry in self.entries if past else ():
+            listener(entry)
+        self._listeners.append(listener)
 
     def write(self, event: str, *, durable: bool = True, **facts: Any) -> None:
         """Add a line, or none if that fails."""
-        text = json.dumps({"event": event, "time": round(time.time(), 3), **facts})
-        line = f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
+        self._add([_entry(event, facts)], durable)
+
+    def write_all(self, event: str, many: Iterable[Mapping[str, Any]]) -> None:
+        """Add a line for each of several events of a kind, durable together, or none if that fails."""
+        self._add([_entry(event, facts) for facts in many], durable=True)
+
+    def _add(self, entries: Sequence[dict[str, Any]], durable: bool) -> None:
         with self._lock:
-            self._append(line, durable)
+            chain, lines = dataclasses.replace(self._chain), b""
+            for entry in entries:
+                line = chain.line(entry)
+                chain.add(line)
+                lines += line
+            self._append(lines, durable)
+            self._chain = chain
+            for entry in entries:
+                for listener in self._listeners:
+                    listener(entry)
 
     def _append(self, line: bytes, durable: bool) -> None:
         if self._torn:
@@ -66,20 +95,17 @@ class Journal:
             data = self._path.read_bytes() if self._path.exists() else b""
         return zlib.crc32(data[: checkpoint.journal_bytes]) == checkpoint.journal
 
+    def _read(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            return self._chain.read(line)
+        except ValueError as error:
+            raise BadInput(
+                f"{self._path}: line {number} is damaged ({error}); put a copy back, or choose another --out"
+            ) from error
 
-def _read(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return a line; those of version 0.1 have no checksum."""
-    try:
-        entry: dict[str, Any] = json.loads(line)
-        last = list(entry)[-1]
-        told = entry.pop(last) if len(last) == 3 and isinstance(entry[last], int) else None  # also if its name is hit
-        if told is not None and (last, told) != ("crc", zlib.crc32(line.rpartition(b', "crc"')[0] + b"}")):
-            raise ValueError("its checksum is another")
-    except (ValueError, IndexError, TypeError) as error:
-        raise BadInput(
-            f"{path}: line {number} is damaged ({error}); put a copy back, or choose another --out"
-        ) from error
-    return entry
+
+def _entry(event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"event": event, "time": round(time.time(), 3), **facts}
 
 
 class Journaled:
@@ -116,7 +142,10 @@ class Journaled:
         self.directory.go_back(self._now(checkpoint))
 
     def _now(self, checkpoint: Checkpoint) -> Checkpoint:
-        return dataclasses.replace(checkpoint, journal_bytes=self.journal.length, journal=self.journal.crc)
+        journal = self.journal
+        return dataclasses.replace(
+            checkpoint, journal_bytes=journal.length, journal=journal.crc, journal_head=journal.head
+        )
 
     def __enter__(self) -> Self:
         return self

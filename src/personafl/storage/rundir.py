@@ -47,6 +47,7 @@ class Checkpoint:
     metrics: int | None = None  # checksum of so many bytes of metrics.jsonl; None: of version 0.1, which had none
     journal_bytes: int = 0  # of a server: of what the journal said then
     journal: int = 0  # and their checksum
+    journal_head: str = ""  # and the hash of their chain; of version 0.1 empty
     states: int = 0  # the store's index
     tuned: int = 0  # the index of the fine-tuned states
     server: int = 0  # checksum of the server's state
@@ -57,7 +58,13 @@ class Checkpoint:
     before: tuple[Checkpoint, ...] = ()  # of a server: those that it can go back to, the newest first
 
 
-_SINCE = {"metrics", "journal_bytes", "journal", "before"}  # what checkpoints of version 0.1 do not have
+_SINCE = {
+    "metrics",
+    "journal_bytes",
+    "journal",
+    "journal_head",
+    "before",
+}  # what checkpoints of version 0.1 do not have
 
 
 class RunDirectory:

@@ -156,12 +156,16 @@ class _Listening(ServerRule):
 
     def __init__(self, rule: ServerRule) -> None:
         self._rule, self.heard = rule, list[Reduced]()
+        self.needs_each = rule.needs_each  # type: ignore[misc]
 
     def init(self, problem: Problem, start: Params, population: float) -> Tree:
         return self._rule.init(problem, start, population)
 
     def broadcast(self, state: Any) -> Tree:
         return self._rule.broadcast(state)
+
+    def join(self, state: Any, joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
+        return self._rule.join(state, joined, stacked, weights)
 
     def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
         self.heard.append(uploads)

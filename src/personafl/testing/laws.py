@@ -175,6 +175,8 @@ def a_server_may_be_one_of_several(case: Case) -> None:
     rule.broadcast(mean)
     if rule.again is not None:
         _alike("the state after another step", wire.dense(rule.again(mean)), "a server's state", own)
+    if rule.admit is not None:
+        _alike("the state with another client", wire.dense(rule.admit(mean, 1.0, None)), "a server's state", own)
 
 
 def who_averages_needs_the_mean_alone(case: Case) -> None:

@@ -62,6 +62,8 @@ def keep_best(client: LocalClient, directory: Path) -> Kept:
     known = {model: value for model, value in accuracies.items() if model in ("global", "personal", "tuned", kind)}
     number = str(client.number)
     text = facts_of(origin, whose, parts, run=client.run, model=kind, whose=number, accuracies=known)
+    if client.promise is not None:
+        text |= {key: str(value) for key, value in client.promise.model_dump().items()}
     file = directory / MODEL_FILE
     atomic_write(file, pack(parts, text))
     atomic_write(file.with_suffix(".md"), model_card(Card.model_validate(text), file).encode())

@@ -12,7 +12,7 @@ has that no more, it begins like a newcomer.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,8 @@ class Pending:
     round: int
     model: str
     update: bytes
-    state: Entry  # the state after it
+    state: Entry  # the state after it, and after what was trained alone since
+    alone: tuple[int, ...] = ()  # rounds that were trained alone since
 
 
 class _Kept(NamedTuple):
@@ -60,8 +61,11 @@ class DeviceState:
         self.run, self._number = run, number
         self.entry: Entry | None = None  # None: it has not taken part yet
         self.rounds: list[int] = []  # in which its updates were accepted
+        self.alone: list[int] = []  # rounds since the last of them that were trained without contact
         self.pending: Pending | None = None
+        self.opened = -1  # the last round of which a sum may be known that its update is in: it is in no other one
         self.finished = False  # it has its final model, and is done
+        self.home = run  # the run of the server that has it now: the first one's, until it moves
         self.note = ""  # what was wrong with the files, in a line
         with storage(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -79,13 +83,24 @@ class DeviceState:
 
     def has(self, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Say which clients have a state here: this device alone is asked for."""
-        return np.full(len(clients), self.known)
+        return np.full(len(clients), bool(self.newest))
 
     def take(self, clients: NDArray[np.int64]) -> Entry:
         """Return the state as a stack of one."""
         (_,) = clients
-        assert self.entry
-        return {path: leaf.unsqueeze(0) for path, leaf in self.entry.items()}
+        assert self.newest
+        return {path: leaf.unsqueeze(0) for path, leaf in self.newest.items()}
+
+    @property
+    def newest(self) -> Entry | None:
+        """The state that training goes on from: where an update is pending, the one after it."""
+        return self.entry if self.pending is None else self.pending.state
+
+    @property
+    def reached(self) -> int:
+        """The last round that was trained; -1: none."""
+        last = [*self.rounds[-1:], *self.alone[-1:]]
+        return max(last if self.pending is None else [*last, self.pending.round, *self.pending.alone], default=-1)
 
     # What changes it; if it cannot be written, `write` may be tried again
 
@@ -94,11 +109,17 @@ class DeviceState:
         self.pending = pending
         self.write()
 
+    def open(self) -> None:
+        """Note that seeds are opened for a sum that the pending update is in, before any is."""
+        assert self.pending is not None
+        self.opened = self.pending.round
+        self.write()
+
     def accepted(self) -> None:
         """Go on from the new state."""
         assert self.pending is not None
         self.entry = self.pending.state
-        self.rounds = [*self.rounds, self.pending.round]
+        self.rounds, self.alone = [*self.rounds, self.pending.round], list(self.pending.alone)
         self.pending = None
         self.write()
 
@@ -107,12 +128,20 @@ class DeviceState:
         self.pending = None
         self.write()
 
+    def went_on(self, round_: int, entry: Entry) -> None:
+        """Keep what a round without contact made; it is lost with a pending update that is not taken."""
+        if self.pending is None:
+            self.entry, self.alone = entry, [*self.alone, round_]
+        else:
+            self.pending = replace(self.pending, state=entry, alone=(*self.pending.alone, round_))
+        self.write()
+
     def go_back(self, rounds: int) -> str:
         """Undo what was accepted after so many rounds, for the server has; return what was done, to be written."""
         if not self.rounds or self.rounds[-1] < rounds:
             return ""
         wanted, done = [round_ for round_ in self.rounds if round_ < rounds], "begins like a newcomer"
-        self.entry, self.rounds, self.pending = None, [], None
+        self.entry, self.rounds, self.alone, self.pending = None, [], [], None
         for about, named in filter(None, map(_read, _files(self.directory) if wanted else ())):
             if about["rounds"] == wanted:
                 self._become({**about, "pending": None}, named)
@@ -120,16 +149,37 @@ class DeviceState:
                 break
         return f"the server went back, and no update of this device after round {rounds} counts; {done}"
 
+    def move(self, counted: int, *, had: bool, home: str) -> str:
+        """Keep what its server had of it, which is out, and nothing else; return what was done, to be written.
+
+        `home` is the run of the server that has it from now on.
+        """
+        pending, self.pending = self.pending, None
+        if pending is not None and had and pending.round == counted - 1:
+            self.entry, self.rounds, self.alone = pending.state, [*self.rounds, pending.round], list(pending.alone)
+        done = self.go_back(counted).replace("the server went back", "its server is out")
+        self.home = home
+        return done or "its server is out; goes on with its state at another one"
+
     def finish(self) -> None:
         """Note that the final model is kept: the server is not needed any more."""
         self.finished = True
         self.write()
 
     @classmethod
-    def is_finished(cls, directory: Path) -> bool:
-        """Say whether the device that a directory belongs to is done."""
+    def left_alone(cls, directory: Path) -> list[int] | None:
+        """Return the last rounds without contact of the device that a directory belongs to; None: it is not done."""
         found, _ = _newest(_files(directory))
-        return found is not None and bool(found[0]["finished"])
+        return found[0].get("alone", []) if found is not None and found[0]["finished"] else None
+
+    @classmethod
+    def home_of(cls, directory: Path) -> tuple[str, str] | None:
+        """Return the run of the state that a directory has, and that of the server that has its device; None: none."""
+        found, _ = _newest(_files(directory))
+        if found is None:
+            return None
+        run = str(found[0]["run"])
+        return run, str(found[0].get("home", run))
 
     def write(self) -> None:
         """Make it durable, and remove files that are not needed any more."""
@@ -143,8 +193,13 @@ class DeviceState:
             "number": self._number,
             "known": self.entry is not None,
             "rounds": self.rounds,
+            "alone": self.alone,
             "finished": self.finished,
-            "pending": None if pending is None else {"round": pending.round, "model": pending.model},
+            "home": self.home,
+            "opened": self.opened,
+            "pending": None
+            if pending is None
+            else {"round": pending.round, "model": pending.model, "alone": pending.alone},
         }
         if pending is not None:
             named |= {f"next/{path}": leaf for path, leaf in pending.state.items()}
@@ -165,10 +220,14 @@ class DeviceState:
         if (about["run"], about["number"]) != (self.run, self._number):
             raise BadInput(f"{self.directory}: has the state of another run or device; choose another --state")
         self.rounds, self.finished, self.pending = about["rounds"], about["finished"], None
+        self.opened = max(self.opened, about.get("opened", -1))
+        self.alone = about.get("alone", [])  # version 0.1 had none
+        self.home = about.get("home", self.run)
         self.entry = _under(named, "state/") if about["known"] else None
         if about["pending"] is not None:
-            update = named["update"].numpy().tobytes() if "update" in named else b""
-            self.pending = Pending(about["pending"]["round"], about["pending"]["model"], update, _under(named, "next/"))
+            said, update = about["pending"], named["update"].numpy().tobytes() if "update" in named else b""
+            alone = tuple(said.get("alone", ()))
+            self.pending = Pending(said["round"], said["model"], update, _under(named, "next/"), alone)
 
 
 def _files(directory: Path) -> list[_Kept]:

@@ -17,6 +17,7 @@ from personafl.deploy.device.limits import within_seconds
 from personafl.deploy.device.policy import Guard, Policy
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.net.payload import check_declared, most_bytes, opened
+from personafl.deploy.net.promise import Promise
 from personafl.errors import BadInput, Diverged
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
@@ -30,11 +31,10 @@ from personafl.simulate.trainer import Learners
 class DeviceSide(ClientSide):
     """One client, whose server is elsewhere: what that sent last is in `received`."""
 
-    received: Tree | None = None
+    received: Tree  # until then an example of it, for its structure
 
     def broadcast(self, server: int | None = None) -> Tree:
         """Return what the server sent last."""
-        assert self.received is not None
         return self.received
 
 
@@ -61,12 +61,14 @@ class LocalClient:
         self.number, self.profile, self.state, self.run = number, profile, state, state.run
         self.recipe, self.guard = recipe, guard
         self.notes = [note for note in (state.note, own.note) if note]  # what is not as it should be, in a line each
+        self.promise: Promise | None = None  # what the run's privacy comes to, as its server says at the end
         self.digest = ""  # of the recipe as it was sent, whatever moments of inputs it has by now
         algorithm, learners = _built(recipe, own, profile)
         self.method, self.network = algorithm.name, shared_network(recipe, algorithm, learners.data)
         self.side = DeviceSide(learners, state)
         start = learners.cast(learners.problems[0].net.init(rng.generator("shape")))
         self._example = learners.rule.expects(learners.problems[0], start)
+        self.side.received = self._example
         self._declared = learners.rule.uploads
         self.side.shape(int(learners.problem_of[ME]), self._example)  # later messages may lack what it needs
         self.samples = int(learners.data.train.sizes[ME])
@@ -110,7 +112,8 @@ class LocalClient:
         policy, who = self.guard.policy, self.side.learners
         problem = who.problems[int(who.problem_of[ME])]
         state = who.cast(who.rule.init(problem, self._example, rng.generator("shape")))
-        self._upload_bytes = wire.size(untrained_upload(who.rule, problem, self._example, state))
+        self._upload = untrained_upload(who.rule, problem, self._example, state)  # for its structure
+        self._upload_bytes = wire.size(self._upload)
         policy.check_work(self.recipe, who.rule.phases[TRAINED], self.samples, whose)
         going = {"up": self._upload_bytes, "down": wire.size(wire.dense(self._example))}
         policy.check_sent(going, bool(self.sums), who.rule.uploads_of_state, self.recipe, whose)
@@ -144,6 +147,21 @@ class LocalClient:
         sent = wire.encode(update)
         self.guard.sends(len(sent), f"the update of round {round_ + 1}")
         self.state.commit(Pending(round_, model, sent, kept))
+
+    def pending_upload(self) -> Tree:
+        """Return the update that waits for its fate."""
+        assert self.state.pending is not None
+        return wire.dense(wire.decode(self.state.pending.update, wire.dense(self._upload)))
+
+    def introduction(self) -> bytes:
+        """Return what another server than it had before must know of it; nothing if it has not taken part."""
+        who, which = self.side.learners, int(self.side.learners.problem_of[ME])
+        if who.rule.introduce is None or not self.state.known:
+            return b""
+        state = tree.take(self.side.states(which, self._example, np.array([ME])), 0)
+        sent = wire.encode(who.rule.introduce(who.problems[which], state))
+        self.guard.sends(len(sent), "what introduces it to another server")
+        return sent
 
     def receive(self, broadcast: bytes) -> None:
         """Take the last broadcast, whole: what the device's models are made from."""

@@ -98,6 +98,14 @@ class Revocations:
         self._stamp, self._revoked = stamp, frozenset(entry.serial_number for entry in listed)
 
 
+def number_of(pem: bytes) -> int | None:
+    """Return the number of the device that a certificate is for, whoever issued it; None: it is for no device."""
+    try:
+        return identify(pem).number
+    except Refused:
+        return None
+
+
 def role_of(name: str) -> str:
     """Return what a name may do: server, coordinator, cloud or device; fail on any other name."""
     if not _NAME.fullmatch(name):
@@ -107,7 +115,7 @@ def role_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=2**14)
 def identify(pem: bytes) -> Identity:
     """Return who holds a certificate that TLS has verified."""
     try:

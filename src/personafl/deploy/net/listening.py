@@ -9,7 +9,7 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,20 +19,20 @@ import grpc.aio
 from personafl.deploy.net import messages
 from personafl.deploy.net.callers import AT_ONCE, Callers
 from personafl.deploy.net.identity import Files, Identity, Revocations, identify
-from personafl.deploy.net.messages import Code, Message, Part, Refused, Said, digest_of
+from personafl.deploy.net.messages import Code, Heard, Message, Part, Refused, Said, digest_of
 from personafl.deploy.net.renewal import Own
 from personafl.deploy.net.stream import Partials, frames, receive
 from personafl.deploy.net.transport import CALL_SECONDS, METHOD, OPTIONS, SERVICE
 from personafl.errors import BadInput
 
-Handle = Callable[[Identity, Said], Awaitable[Said]]
+Handle = Callable[[Identity, Heard], Awaitable[Said]]
 Allowed = Callable[[Identity, Message, Part], int]  # most bytes of the payload that somebody wants to send
 OnRefusal = Callable[[str, Refused], None]  # (whose message, why): for the log
 
 _RESERVE = 64  # file descriptors for the journal, updates and checkpoints, and for connections that are being refused
 _FILES = 2**16  # as many as are used where the system allows it
 _HEADER_SECONDS = 10.0
-_CHUNK, _SENDING = 2**18, 32  # bytes of a frame of an answer, and how many are sent at the same time
+_SENDING = 32  # frames of answers that are sent at the same time
 _PROMPT = 1.0  # seconds after which a frame that its peer does not read is not counted among them
 _ROOM_SECONDS = 10.0  # that whoever is next to send a payload waits for room
 _OPTIONS = [
@@ -114,7 +114,7 @@ class _Answers:
         except Refused as refused:
             await self._refuse(identity.name, refused, context)
             return
-        for frame in frames(reply, offset=_agreed(reply, have), chunk=_CHUNK):
+        for frame in frames(reply, offset=_agreed(reply, have)):
             await self._send(frame, context)
 
     async def _refuse(self, who: str, refused: Refused, context: Any) -> None:
@@ -124,28 +124,40 @@ class _Answers:
 
     async def _send(self, frame: bytes, context: Any) -> None:
         """Send a frame; few at a time, for each is copied, and a round begins for all devices at once."""
-        async with self.sending:
-            write = asyncio.ensure_future(context.write(frame))
-            try:
-                await asyncio.wait({write}, timeout=_PROMPT)
-            except asyncio.CancelledError:
-                write.cancel()
-                raise
-        await write
+        await self.sending.acquire()
+        with contextlib.ExitStack() as counted:
+            counted.callback(self.sending.release)
+            slow = asyncio.get_running_loop().call_later(_PROMPT, counted.close)
+            counted.callback(slow.cancel)
+            await context.write(frame)
 
     async def _answer(self, identity: Identity, incoming: AsyncIterator[bytes]) -> tuple[Said, Part | None]:
         """Return what to say, and what the peer has of it already."""
 
         def cap(message: Message, part: Part) -> int:
-            return self.allowed(identity, message, part)
+            with _named(message, part):
+                return self.allowed(identity, message, part)
 
         message, envelope, payload = await receive(incoming, identity.name, self.partials, cap, _HEADER_SECONDS)
         if isinstance(message, messages.Have):
             return Said(messages.Held(size=self.partials.size(identity.name, message.digest))), None
         if payload:
             self.revocations.check(identity)  # again, for it may have taken minutes
-        with self.partials.handling(payload):
-            return await self.handle(identity, Said(message, payload)), envelope.have
+        heard = Heard(message, payload)
+        heard.digest = envelope.payload.digest if envelope.payload is not None else ""
+        with self.partials.handling(payload), _named(message, envelope.payload):
+            return await self.handle(identity, heard), envelope.have
+
+
+@contextlib.contextmanager
+def _named(message: Message, part: Part | None) -> Iterator[None]:
+    """Let a refusal say what was refused."""
+    try:
+        yield
+    except Refused as refused:
+        facts = {"kind": message.kind, "round": getattr(message, "round", None), "digest": part and part.digest}
+        refused.about = {key: value for key, value in facts.items() if value is not None}
+        raise
 
 
 def _configured(own: Own) -> grpc.ServerCertificateConfiguration:

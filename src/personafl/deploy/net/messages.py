@@ -14,6 +14,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from personafl.deploy.net.promise import Promise
+
 
 class Code(StrEnum):
     """Why something was refused. The names are part of the protocol: logs, replies and tests use them."""
@@ -57,6 +59,9 @@ class Code(StrEnum):
     BAD_DTYPE = "BAD_DTYPE"
     NOT_FINITE = "NOT_FINITE"
     NORM_TOO_LARGE = "NORM_TOO_LARGE"
+    # sums of updates that nobody sees singly
+    OTHER_TRY = "OTHER_TRY"
+    BREACH = "BREACH"
 
 
 class Refused(Exception):
@@ -65,15 +70,17 @@ class Refused(Exception):
     def __init__(self, code: Code, text: str, *, by_peer: bool = False) -> None:
         super().__init__(f"{code}: {text}")
         self.code, self.text, self.by_peer = code, text, by_peer
+        self.about: dict[str, Any] = {}  # what is known of the message: its kind, round and the digest of its payload
 
 
-VERSION = 1
-HEADER_BYTES = 64 * 2**10
-
+VERSION, HEADER_BYTES = 1, 64 * 2**10
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Name = Annotated[str, Field(max_length=200)]
 Text = Annotated[str, Field(max_length=2000)]
+MOST_ALONE, MOST_NAMED = 1000, 4000
+Members = Annotated[list[Count], Field(max_length=1000)]  # servers of a cloud
+Alone = Annotated[list[Count], Field(max_length=MOST_ALONE)]  # rounds without contact, in ascending order
 
 
 class _Strict(BaseModel):
@@ -94,6 +101,17 @@ class Message(_Strict):
         Message.kinds[cls.kind] = cls
 
 
+class Moved(_Strict):
+    """A device's server is out: after `counted` rounds none of its updates counts; `had`: one in the last of them does.
+
+    `introduce`: its new server must know more of it, which it sends with its `Hello`.
+    """
+
+    counted: Count
+    had: bool
+    introduce: bool
+
+
 class Knock(Message):
     """Device: what is run here?"""
 
@@ -108,9 +126,14 @@ class Hello(Message):
 
 
 class Welcome(Message):
-    """Server: the payload is the recipe, as TOML. `run` names the run: states belong to it."""
+    """Server: the payload is the recipe, as TOML. `run` names the run: states belong to it.
+
+    `moved` is for a device whose server is out, when it comes to another one; `home` names that one's own run.
+    """
 
     run: Name
+    moved: Moved | None = None
+    home: Name | None = None
 
 
 class Enrolled(Message):
@@ -126,26 +149,32 @@ class Pull(Message):
 class Task(Message):
     """Server: train for this round; the payload is the broadcast, `model` the digest that the update must name.
 
-    After `counted` rounds no update of the device counts: where it has any, the server went back since.
+    After `counted` rounds no update of the device counts: where it has any, the server went back since. `alone` are the
+    rounds since its last update in which it was to train without contact.
     """
 
     round: Count
     model: Digest
     counted: Count | None = None
+    alone: Alone = Field(default_factory=list)
 
 
 class Wait(Message):
-    """Server: nothing now; ask again."""
+    """Server: nothing now; ask again. `alone` is as in a `Task`."""
+
+    alone: Alone = Field(default_factory=list)
 
 
 class Finished(Message):
     """Server: all rounds are done; the payload is the last broadcast, whole; from a coordinator, the model of all.
 
-    `counted` is as in a `Task`.
+    `counted` and `alone` are as in a `Task`.
     """
 
     rounds: Count
     counted: Count | None = None
+    alone: Alone = Field(default_factory=list)
+    privacy: Promise | None = None
 
 
 class Beat(Message):
@@ -155,17 +184,29 @@ class Beat(Message):
 
 
 class Alive(Message):
-    """Server, coordinator: noted; `open` says whether an update for that round would still be taken."""
+    """Server, coordinator: noted; `open` says whether an update for that round would still be taken.
+
+    To a cloud server: `moved` is how many devices of servers that are out it has now, `at` the round that it is in,
+    `ready` whether it has announced that, and `after` the round that this follows, if any.
+    """
 
     open: bool
+    moved: Count = 0
+    at: Count = 0
+    ready: bool = False
+    after: Count | None = None
 
 
 class Update(Message):
-    """Device: what a round of training sends up; the payload has the declared fields and nothing else."""
+    """Device: what a round of training sends up; the payload has the declared fields and nothing else.
+
+    `alone` are the rounds since its last update that it has trained without contact.
+    """
 
     round: Count
     model: Digest
     samples: Count
+    alone: Alone = Field(default_factory=list)
 
 
 class Accepted(Message):
@@ -175,7 +216,9 @@ class Accepted(Message):
 
 
 class Leave(Message):
-    """Device: do not select me any more; a later `Hello` ends that."""
+    """Device: do not select me any more; a later `Hello` ends that. `alone` is as in an `Update`."""
+
+    alone: Alone = Field(default_factory=list)
 
 
 class Left(Message):
@@ -187,20 +230,31 @@ class Join(Message):
 
     weight: Count
     recipe: Digest
+    run: Name = ""  # that their states belong to
 
 
 class Joined(Message):
     """Coordinator: you are in."""
 
 
+class Mix(_Strict):
+    """A mix: its number, and the servers that it had."""
+
+    mixed: Count
+    members: Members
+
+
 class Announce(Message):
     """Cloud server: I have what I waited for in this round, from so many devices.
 
     The payload is the sum of their updates where all servers have one model, else my model, without what is my own.
+    `taken` are their numbers, unless they are too many to say. `heard` is the last mix that I had part in.
     """
 
     round: Count
     clients: Count
+    taken: Annotated[list[Count], Field(max_length=MOST_NAMED)] = Field(default_factory=list)
+    heard: Mix | None = None
 
 
 class Await(Message):
@@ -209,22 +263,31 @@ class Await(Message):
     round: Count | None
 
 
+class Adopt(Message):
+    """Cloud server: whose devices are mine now? The answer is a `Report`."""
+
+
 class Proceed(Message):
     """Coordinator: begin this round from the payload; none: from your own model.
 
     `mixed` is the number of the mix that the payload comes from; None: your round was mixed without you, or is the
-    first.
+    first. `members` are the servers that it had.
     """
 
     start: Count
     mixed: Count | None
+    members: Members = Field(default_factory=list)
 
 
 class Drop(Message):
-    """Operator: leave a device out from now on; `undo`: let it in again."""
+    """Operator: leave a device out from now on; `undo`: let it in again.
+
+    Or a server of a cloud, for good: `to` is the one that has its devices then; None: all that are left.
+    """
 
     name: Name
     undo: bool = False
+    to: Name | None = None
 
 
 class Dropped(Message):
@@ -285,20 +348,19 @@ class Said(NamedTuple):
     payload: bytes = b""
 
 
+class Heard(Said):
+    """A message that came; its payload has this digest."""
+
+    digest = ""
+
+
 class Payload(bytes):
-    """Bytes that are sent or were received: their digest is made once, however often it is asked for."""
+    """Bytes that are sent: their digest is made once, however often it is asked for."""
 
     @functools.cached_property
     def digest(self) -> str:
         """Return their name: their SHA-256."""
         return sha256(self).hexdigest()
-
-    @classmethod
-    def named(cls, data: bytes | bytearray, digest: str) -> Payload:
-        """Return bytes whose digest is known."""
-        made = cls(data)
-        made.digest = digest
-        return made
 
 
 def digest_of(payload: bytes) -> str:
@@ -308,9 +370,8 @@ def digest_of(payload: bytes) -> str:
 
 def header(message: Message, payload: Part | None = None, have: Part | None = None) -> bytes:
     """Return the bytes of a message's header."""
-    body = message.model_dump(mode="json")
-    envelope = Envelope(version=VERSION, kind=message.kind, body=body, payload=payload, have=have)
-    data = envelope.model_dump_json().encode()
+    about, body = {"payload": payload, "have": have}, message.model_dump(mode="json")
+    data = Envelope(version=VERSION, kind=message.kind, body=body, **about).model_dump_json().encode()
     if len(data) > HEADER_BYTES:
         raise ValueError(f"the header of a {message.kind} takes {len(data)} bytes")
     return data

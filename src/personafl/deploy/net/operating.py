@@ -7,11 +7,11 @@ from personafl.deploy.net.transport import Channel, Unreachable
 from personafl.errors import BadInput
 
 
-async def ask_drop(server: str, files: Files, name: str, *, undo: bool) -> bool:
-    """Have a server leave a device out, or let it in again; return whether that was so before."""
+async def ask_drop(server: str, files: Files, name: str, *, undo: bool, to: str | None = None) -> bool:
+    """Have a server leave a device out, or let it in again, or a coordinator a server; return whether it was before."""
     channel = Channel(server, files, lambda kind: 0)
     try:
-        dropped, _ = await channel.ask(messages.Drop(name=name, undo=undo), timeout=10.0, tries=3)
+        dropped, _ = await channel.ask(messages.Drop(name=name, undo=undo, to=to), timeout=10.0, tries=3)
     except (Refused, Unreachable) as error:
         raise BadInput(f"--server {server}: {error}") from error
     finally:

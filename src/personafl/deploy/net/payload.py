@@ -4,6 +4,7 @@ What is allowed is a list, the names in a message of the declared type; all else
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +39,7 @@ def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: floa
     entries = pytree.tree_leaves_with_path(like, is_leaf=wire.is_form)
     forms = {tree.path_name(path): type(leaf) for path, leaf in entries}
     upload = _opened(data, like, declared, forms)[1]
-    if math.sqrt(_about(upload)) < _CLEARLY * norm_bound:
+    if math.sqrt(_about(tree.leaves(upload))) < _CLEARLY * norm_bound:
         return upload
     total = 0.0
     for name, leaf in tree.flatten(upload).items():
@@ -52,6 +53,21 @@ def opened_update(data: bytes, like: Tree, declared: type[Any], norm_bound: floa
     return upload
 
 
+class Checker:
+    """Checks updates of one structure. A header that was found right describes others as well: it is read once."""
+
+    def __init__(self, like: Tree, declared: type[Any], norm_bound: float) -> None:
+        self._like, self._declared, self._bound = like, declared, norm_bound
+        self._right = b""  # a header of plain tensors
+
+    def check(self, data: bytes) -> None:
+        """Refuse the bytes that a device sent unless they are an update."""
+        header = data[: 8 + int.from_bytes(data[:8], "little")]
+        if header != self._right or math.sqrt(_about(_named(data).values())) >= _CLEARLY * self._bound:
+            opened_update(data, self._like, self._declared, self._bound)
+            self._right = header if b"#" not in header else self._right
+
+
 def check_finite(message: Tree) -> None:
     """Refuse numbers that are not finite."""
     for name, leaf in tree.flatten(wire.dense(message)).items():
@@ -59,10 +75,10 @@ def check_finite(message: Tree) -> None:
             raise Refused(Code.NOT_FINITE, f"{name} has numbers that are not finite")
 
 
-def _about(upload: Tree) -> float:
+def _about(leaves: Iterable[Tensor]) -> float:
     """Return the square of an upload's norm to a percent, soon; inf where that is not certain."""
     total = 0.0
-    for leaf in tree.leaves(upload):
+    for leaf in leaves:
         if leaf.is_floating_point():
             if leaf.dtype not in (torch.float32, torch.float64):
                 return math.inf
@@ -81,10 +97,7 @@ def _opened(data: bytes, like: T, declared: type[Any], forms: dict[str, type[Any
     shapes = tree.flatten(expected := wire.dense(like))
     if int.from_bytes(data[:8], "little") > 2**12 + sum(_PARTS * (len(path) + _DESCRIBED) for path in shapes):
         raise Refused(Code.BAD_PAYLOAD, "its header describes more than is expected")  # and takes seconds to read
-    try:
-        named = wire.decode_named(data)
-    except (*_BROKEN, MemoryError) as error:
-        raise Refused(Code.BAD_PAYLOAD, "not a safetensors payload") from error
+    named = _named(data)
     paths = {name.partition("#")[0] for name in named}
     _check_names(paths, declared)
     if paths != shapes.keys():
@@ -107,6 +120,13 @@ def _opened(data: bytes, like: T, declared: type[Any], forms: dict[str, type[Any
         if value.dtype != shapes[path].dtype:
             raise Refused(Code.BAD_DTYPE, f"{path} should be {shapes[path].dtype}")
     return message, plain
+
+
+def _named(data: bytes) -> dict[str, Tensor]:
+    try:
+        return wire.decode_named(data)
+    except (*_BROKEN, MemoryError) as error:
+        raise Refused(Code.BAD_PAYLOAD, "not a safetensors payload") from error
 
 
 def _check_names(paths: Any, declared: type[Any]) -> None:

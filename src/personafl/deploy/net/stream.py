@@ -1,4 +1,4 @@
-"""How a message travels: one frame with its header, then its payload in chunks of up to 1 MB.
+"""How a message travels: one frame with its header, then its payload in chunks of up to 1 MB, usually 128 kB.
 
 A payload is named by its digest, so what is left of a broken transfer is continued: the receiver keeps what it got, and
 the sender goes on from there. Memory is bounded: a payload is refused by its announced size before a byte of it is
@@ -21,7 +21,6 @@ from personafl.deploy.net.messages import (
     Envelope,
     Message,
     Part,
-    Payload,
     Refused,
     Said,
     digest_of,
@@ -30,6 +29,7 @@ from personafl.deploy.net.messages import (
 )
 
 CHUNK = 2**20
+_SENT = 2**17  # bytes of a chunk: gRPC keeps, for each connection, room for as much as ever came at once
 FRAME_BYTES = CHUNK + HEADER_BYTES  # the largest that gRPC lets through
 GRACE = 5.0  # seconds that a sender has its place for certain, and that it may still take when others wait
 _LOOK = 0.5  # seconds after which whoever is next looks again who has become slow
@@ -193,7 +193,7 @@ class Partials:
         return sum(len(partial.data) for partial in self._of.values() if not partial.clock)
 
 
-def frames(said: Said, have: Part | None = None, offset: int = 0, chunk: int = CHUNK) -> Iterator[bytes]:
+def frames(said: Said, have: Part | None = None, offset: int = 0, chunk: int = _SENT) -> Iterator[bytes]:
     """Yield the frames of a message; of its payload the bytes from `offset` on, in chunks.
 
     `have` is what the sender already has of the reply that it expects.
@@ -232,7 +232,7 @@ async def receive(
     return message, envelope, await _payload(incoming, peer, partials, part)
 
 
-async def _payload(incoming: AsyncIterator[bytes], peer: str, partials: Partials, part: Part) -> Payload:
+async def _payload(incoming: AsyncIterator[bytes], peer: str, partials: Partials, part: Part) -> bytes:
     try:
         async with partials.arriving(peer, part) as partial:
             clock = partial.clock
@@ -247,7 +247,6 @@ async def _payload(incoming: AsyncIterator[bytes], peer: str, partials: Partials
     if len(partial.data) < part.size:
         raise Refused(Code.INCOMPLETE, f"{len(partial.data)} of {part.size} bytes came")
     partials.finish(peer)
-    digest = partial.hash.hexdigest()
-    if digest != part.digest:
+    if partial.hash.hexdigest() != part.digest:
         raise Refused(Code.BAD_DIGEST, "the payload is not what its digest says")
-    return Payload.named(partial.data, digest)
+    return bytes(partial.data)

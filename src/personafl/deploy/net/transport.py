@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -45,11 +46,18 @@ class Channel:
     """A connection to a server; one question at a time goes out with a payload."""
 
     def __init__(self, address: str, files: Files, cap: Cap, on_retry: Callable[[str], None] | None = None) -> None:
-        self._address, self._cap, self._on_retry = address, cap, on_retry
+        self.address, self._cap, self._on_retry = address, cap, on_retry
         self._own = Own(files)
         self._channel = self._opened()
+        self.answered: float | None = None  # when the server last did
         self._parting: set[asyncio.Task[None]] = set()
+        self._lost: float | None = None  # when the server was first found not to answer; None: it does
         self._partials = Partials(2**62)  # what a reply may take is bounded by `cap`
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds nothing has got through to the server; 0: something has, or nothing was asked."""
+        return 0.0 if self._lost is None else time.monotonic() - self._lost
 
     async def close(self) -> None:
         """Hang up."""
@@ -73,15 +81,16 @@ class Channel:
                 return await self._once(Said(message, sent), offset, timeout)
             except (TimeoutError, grpc.aio.AioRpcError, OSError) as error:
                 reason = self._reason(error)
+                self._lost = time.monotonic() if self._lost is None else self._lost
             except Refused as refused:
                 if refused.code not in (Code.BUSY, Code.INCOMPLETE, Code.BAD_OFFSET):
                     raise
                 reason = str(refused)
             attempt += 1
             if attempt == tries:
-                raise Unreachable(f"{self._address}: {reason}")
+                raise Unreachable(f"{self.address}: {reason}")
             if self._on_retry is not None and attempt & (attempt - 1) == 0:  # the 1st, 2nd, 4th, … time
-                self._on_retry(f"{self._address} does not answer ({reason}); trying again")
+                self._on_retry(f"{self.address} does not answer ({reason}); trying again")
             # Full jitter: devices that lost one server must not come back all at once.
             await asyncio.sleep(random.uniform(0, min(10.0, 0.1 * 2 ** min(attempt, 10))))
 
@@ -97,15 +106,24 @@ class Channel:
     def _opened(self) -> grpc.aio.Channel:
         key, certificate, authority = self._own.pems
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-        return grpc.aio.secure_channel(self._address, credentials, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
+
+    def turn_to(self, address: str) -> None:
+        """Ask another server from now on."""
+        self.address, self._partials = address, Partials(2**62)
+        self._reopen()
 
     def _renew(self) -> None:
-        """Connect anew if the certificate was renewed; calls that are under way may end."""
+        """Connect anew if the certificate was renewed."""
         if self._own.renewed():
-            task = asyncio.create_task(self._channel.close(grace=CALL_SECONDS))
-            self._parting.add(task)
-            task.add_done_callback(self._parting.discard)
-            self._channel = self._opened()
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """Connect anew; calls that are under way may end."""
+        task = asyncio.create_task(self._channel.close(grace=CALL_SECONDS))
+        self._parting.add(task)
+        task.add_done_callback(self._parting.discard)
+        self._channel = self._opened()
 
     async def _held(self, payload: Payload, timeout: float) -> int:
         answer, _ = await self._once(Said(messages.Have(digest=payload.digest)), 0, timeout)
@@ -125,6 +143,7 @@ class Channel:
                 else:
                     await call.done_writing()
             message, _, payload = await reading
+            self.answered, self._lost = time.monotonic(), None
         finally:
             call.cancel()
             reading.cancel()

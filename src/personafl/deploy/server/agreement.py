@@ -2,7 +2,8 @@
 
 Server n is `cloud-n`. Where all servers have one model (sync), the coordinator has it: a server hands in the sum of its
 devices' updates, and gets the new state. Else each server has a model of its own: it hands in what of its state is
-mixed, gets the mean back, and takes its devices' updates itself.
+mixed, gets the mean back, and takes its devices' updates itself. Where it would mix and step several times on the same
+updates (K_z), it hands in its whole state and that sum, and the coordinator takes the steps of all who are mixed.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from personafl.deploy.server.opening import check_moments, upload_like
 from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
+from personafl.simulate.cloud import check_iterations
 from personafl.simulate.federation import Federation
 
 _AGREED: dict[str, Any] = {
@@ -34,6 +36,13 @@ class Sum(NamedTuple):
     weight: Tensor
 
 
+class Whole(NamedTuple):
+    """A server's state, with what is its own, and the updates of its devices."""
+
+    state: Tree
+    sum: Sum
+
+
 def sum_like(federation: Federation) -> tuple[Sum, Tree]:
     """Return a sum of updates, for its structure, and the types of their mean."""
     update = wire.dense(upload_like(federation, federation.problems[0]))
@@ -47,18 +56,13 @@ def deployable_cloud(recipe: Recipe) -> CloudSection:
     if cloud is None:
         raise BadInput("cloud: missing; a coordinator has several servers: cloud.servers=3 (a single one needs none)")
     check_moments(recipe, "a coordinator")
-    if cloud.protocol == "gossip":
-        raise BadInput('cloud.protocol: "gossip" is for the simulator; use "sync", "async" or "rigorous"')
+    check_iterations(cloud, recipe.algorithm())
     for index, profile in enumerate(recipe.devices):
         if profile.penalty is not None:
             raise BadInput(
                 f"devices[{index}].penalty: is for the simulator and for one server: several count devices by their "
                 "samples; remove it, and set method.penalty"
             )
-    if cloud.iterations > 1:
-        raise BadInput(
-            "cloud.iterations: servers of their own mix once a round; remove it, or set method.server_iterations"
-        )
     return cloud
 
 

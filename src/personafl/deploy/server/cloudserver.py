@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
 
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
@@ -21,8 +24,10 @@ from personafl.deploy.net.identity import Identity, identify
 from personafl.deploy.net.messages import Code, Refused, Said
 from personafl.deploy.net.payload import check_finite, most_bytes, opened
 from personafl.deploy.net.transport import Channel, Unreachable, beating
+from personafl.deploy.server.adopting import Adopting
 from personafl.deploy.server.agreement import (
     Sum,
+    Whole,
     cloud_name,
     deployable_cloud,
     fingerprint,
@@ -31,14 +36,15 @@ from personafl.deploy.server.agreement import (
     without_cloud,
 )
 from personafl.deploy.server.history import Closed, Member
-from personafl.deploy.server.rounds import Rounds
+from personafl.deploy.server.moving import Group
 from personafl.deploy.server.server import Server, ServerConfig
 from personafl.deploy.server.service import Event, Listener
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
-from personafl.simulate.cloud import with_own, without_own
+from personafl.simulate.cloud import stepped, with_own, without_own
 
 T = TypeVar("T")
+_OUT = {Code.DROPPED, Code.NOT_ENROLLED}  # what is not the coordinator's server, and will not be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,36 +71,51 @@ async def run_cloud_server(config: CloudServerConfig, listener: Listener) -> Clo
         return rounds
 
 
-class CloudRounds(Rounds):
+class CloudRounds(Adopting):
     """A run on the side of one server of a cloud."""
 
     def __init__(self, recipe: Recipe, path: Path, place: int) -> None:
-        self._cloud, self._place = deployable_cloud(recipe), place
+        cloud, self._place = deployable_cloud(recipe), place
         self._handed: Reduced | None = None  # what the devices sent in the sealed round
         self.fingerprint = fingerprint(recipe)
         own = without_cloud(recipe)
-        if own.deploy is not None and self._cloud.members is not None:
-            section = own.deploy.model_copy(update={"devices": len(self._cloud.members[place])})
+        if own.deploy is not None and cloud.members is not None:
+            section = own.deploy.model_copy(update={"devices": len(cloud.members[place])})
             own = own.model_copy(update={"deploy": section})
-        super().__init__(own, path)
+        super().__init__(own, path, cloud)
+        known = [entry for entry in self.journal.entries if entry["event"] == "proceeded"]
+        self._heard = messages.Mix(**{key: known[-1][key] for key in ("mixed", "members")}) if known else None
         self.parted = any(entry["event"] == "parted" for entry in self.journal.entries)  # from the coordinator
         # Of what a coordinator sends, at most.
         self.state_bytes = most_bytes(self._base.serving().state)
+
+    @property
+    def name(self) -> str:
+        """The name that its certificate has."""
+        return cloud_name(self._place)
 
     @property
     def weight(self) -> int:
         """What the devices that are there weigh together."""
         return int(self._roster().population)
 
+    def welcome(self, identity: Identity) -> messages.Welcome:
+        """Return which run a device's state belongs to, if it belongs here."""
+        self._check_home(identity)
+        return super().welcome(identity)
+
     def candidate(self, identity: Identity, hello: messages.Hello) -> Member:
         """Return the member that a device would be, if it belongs here."""
+        self._check_home(identity)
+        return super().candidate(identity, hello)
+
+    def _check_home(self, identity: Identity) -> None:
         if self._cloud.members is not None:
             home = home_of(identity.name, self._cloud)
-            if home != self._place:
+            if home != self._place and identity.name not in self.adopted:
                 where = "no server's" if home is None else f"{cloud_name(home)}'s"
                 text = f"{identity.name} is {where} by cloud.members, and this is {cloud_name(self._place)}"
                 raise Refused(Code.WRONG_SERVER, text)
-        return super().candidate(identity, hello)
 
     def part(self) -> None:
         """Note that the coordinator knows that this server is done."""
@@ -121,6 +142,7 @@ class CloudRounds(Rounds):
         if self._cloud.active is None:
             super().open_next()
             return
+        self._admit()
         self.journal.write("opened", round=self.done, cohort=[], wanted=self._cloud.active)
         self._start_round((), self._cloud.active)
 
@@ -149,15 +171,15 @@ class CloudRounds(Rounds):
 
     def seal(self) -> Said:
         """Take nothing more in the open round, and return what is handed in."""
-        going = self._open
-        if not going.sealed:
-            self.journal.write("sealed", round=going.number, taken=sorted(going.taken))
-            going.sealed = True
+        self._seal()
         handed = self._handed = self._joined()
         assert handed is not None
-        shared = self._cloud.shared
-        content = Sum(handed.total, handed.weight) if shared else without_own(self._server.state)
-        return Said(messages.Announce(round=going.number, clients=handed.clients), wire.encode(content))
+        total, state = Sum(handed.total, handed.weight), self._server.state
+        whole = Whole(wire.dense(state), total) if self._cloud.iterations > 1 else without_own(state)
+        content = total if self._cloud.shared else whole
+        taken = sorted(self._open.taken) if len(self._open.taken) <= messages.MOST_NAMED else []
+        announce = messages.Announce(round=self._open.number, clients=handed.clients, taken=taken, heard=self._heard)
+        return Said(announce, wire.encode(content))
 
     def proceed(self, said: Said) -> Closed:
         """Go on to what follows the open round: take the new model of all, or the mean and then the updates."""
@@ -168,7 +190,8 @@ class CloudRounds(Rounds):
         if isinstance(message, messages.Proceed) and not number < message.start <= self.recipe.rounds:
             raise BadInput(f"--coordinator: says that round {message.start + 1} follows round {number + 1}")
         after, state = server.state, wire.dense(server.state)
-        if self._cloud.shared:
+        mixed, iterations = isinstance(message, messages.Proceed) and message.mixed is not None, self._cloud.iterations
+        if self._cloud.shared or (mixed and iterations > 1):
             after = self._received(payload, state)
         elif isinstance(message, messages.Proceed):
             assert self._handed is not None
@@ -176,8 +199,11 @@ class CloudRounds(Rounds):
                 mean = without_own(state)
                 state = with_own(self._received(payload, mean), state)
                 number = message.mixed
-            after = server.updated(state, self._handed, number)
+            (after,) = stepped(server, [state], [self._handed], np.ones((1, 1)), number, iterations)
         if isinstance(message, messages.Proceed):
+            if message.mixed is not None:  # durable with what the checkpoint says of the journal
+                self._heard = messages.Mix(mixed=message.mixed, members=message.members)
+                self.journal.write("proceeded", durable=False, **self._heard.model_dump())
             self._commit(after, self._handed, message.start)
         else:
             self._commit(after, None, self.recipe.rounds)
@@ -221,6 +247,33 @@ class _CloudServer(Server):
             config.coordinator, config.files, self._cap, lambda text: self._tell(Event("waiting", text))
         )
 
+    async def run(self) -> None:
+        """Answer devices and go through the rounds, if the coordinator knows nothing that this directory does not."""
+        try:
+            if self._joined and not self._own.finished:  # else the coordinator may be gone by now
+                await self._check_copies()
+            await super().run()
+        finally:
+            await self._coordinator.close()
+
+    async def _check_copies(self) -> None:
+        """Fail if the run, or the coordinator's, goes on from an old copy: before devices are made to go back."""
+        own, config = self._own, self._config
+        said, _ = await self._coordinator.ask(messages.Beat(round=own.done))
+        assert isinstance(said, messages.Alive)
+        number, sealed = (own.done, False) if own.open is None else (own.open.number, own.open.sealed)
+        knows = number < said.at or said.ready
+        if knows and not (sealed and number in (said.at, said.after)):
+            raise BadInput(
+                f"{config.out}: is an old copy: it is in round {number + 1}, of which the coordinator has more; start "
+                f"from a newer one, or drop this server (personafl drop {own.name}), and others have its devices"
+            )
+        if said.open and number > said.at:
+            raise BadInput(
+                f"--coordinator {self._coordinator.address}: goes on from an old copy: there this server is in round "
+                f"{said.at + 1}, and here in round {number + 1}; start the coordinator from a newer one"
+            )
+
     async def _train(self) -> None:
         async with self._in_contact():
             await super()._train()
@@ -231,7 +284,8 @@ class _CloudServer(Server):
                 await self._work(self._own.part)
 
     async def _begin(self) -> None:
-        await self._coordinator.ask(messages.Join(weight=self._own.weight, recipe=self._own.fingerprint))
+        own = self._own
+        await self._coordinator.ask(messages.Join(weight=own.weight, recipe=own.fingerprint, run=own.run))
         self._joined = True
         said = await self._following(None)
         await self._surely(lambda: self._own.begin(said.payload or None))
@@ -275,16 +329,27 @@ class _CloudServer(Server):
 
         async def beat() -> None:
             if self._joined:
-                with contextlib.suppress(Refused):  # the next question is refused too
+                try:
                     said, _ = await self._coordinator.ask(messages.Beat(round=self._own.done))
                     if isinstance(said, messages.Alive) and not said.open:
                         self._over.set()
+                    elif isinstance(said, messages.Alive) and said.moved > len(self._own.adopted):
+                        await self._adopt()
+                except Refused as refused:
+                    if refused.code in _OUT:
+                        self._over.set()  # so that it asks what follows, and ends
 
-        try:
-            async with beating(self._own.section.heartbeat, beat):
-                yield
-        finally:
-            await self._coordinator.close()
+        async with beating(self._own.section.heartbeat, beat):
+            yield
+
+    async def _adopt(self) -> None:
+        """Learn which devices of servers that are out come here."""
+        _, report = await self._coordinator.ask(messages.Adopt())
+        groups = [Group.read(facts) for facts in json.loads(report)]
+        await self._work(lambda: self._own.adopt(groups))
+        self._tell(Event("adopted", f"{len(self._own.adopted)} devices of other servers"))
 
     def _cap(self, kind: str) -> int:
+        if kind == messages.Report.kind:
+            return 2**24
         return self._own.state_bytes if kind in (messages.Proceed.kind, messages.Finished.kind) else 0

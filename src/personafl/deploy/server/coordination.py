@@ -18,25 +18,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from personafl.cloud.mixing import full
-from personafl.cloud.protocol import Back, Event, Gone, Isolate, Mix, News, Ready, Start
-from personafl.core import tree, wire
-from personafl.core.algorithm import Reduced
+from personafl.cloud.protocol import Back, Dropped, Event, Gone, Isolate, Mix, News, Ready, Start
+from personafl.core import wire
 from personafl.core.tree import Tree
 from personafl.deploy.net.messages import Announce, Code, Finished, Join, Proceed, Refused, Said, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
-from personafl.deploy.server.agreement import Sum, cloud_name, deployable_cloud, fingerprint, sum_like, without_cloud
+from personafl.deploy.server.agreement import Sum, Whole, cloud_name, deployable_cloud, fingerprint, without_cloud
+from personafl.deploy.server.combining import Combining
 from personafl.deploy.server.limits import Limits
+from personafl.deploy.server.moving import Moves, check_movable
 from personafl.deploy.server.opening import deployable, open_directory, open_federation
-from personafl.errors import BadInput, Diverged
+from personafl.deploy.server.tally import Tallied
+from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
-from personafl.simulate.cloud import mixed, without_own
 from personafl.simulate.federation import coordinator_of
-from personafl.simulate.serverside import Roster
 from personafl.storage.files import atomic_write, storage
-from personafl.storage.journal import Journaled
 
 
 @dataclass(frozen=True)
@@ -67,6 +63,7 @@ class _Waiting:
     round: int
     digest: str
     clients: int
+    taken: tuple[int, ...] = ()  # numbers of the devices, if they were said
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class _Due:
     mix: int | None
 
 
-class Coordination(Journaled):
+class Coordination(Tallied):
     """A run on the coordinator's side."""
 
     def __init__(self, recipe: Recipe, path: Path) -> None:
@@ -88,6 +85,7 @@ class Coordination(Journaled):
         self.gone: set[int] = set()
         self.mixes: Counter[int] = Counter()  # server -> mixes that it had part in
         self.isolated: Counter[int] = Counter()  # server -> rounds that it did alone
+        self.moves = Moves(self.cloud)
         self.staleness: dict[int, int] = {}  # server -> in its last mix
         self.left: set[int] = set()  # servers that are done
         self.diverged: list[tuple[int, int]] = []  # (round, server) of what was left out of a mix since the start
@@ -97,6 +95,8 @@ class Coordination(Journaled):
         self._waiting: dict[int, _Waiting] = {}
         self._latest: dict[int, _Waiting] = {}
         self._steps: dict[int, _Step] = {}
+        self._counted: dict[int, _Waiting] = {}  # server -> the last that it handed in and that counts
+        self._heard: dict[int, Mixed] = {}  # server -> the last mix that it had part in
         self._sent: Counter[int] = Counter()  # server -> the round that it began with what it was last sent
         self._models: tuple[Tree, ...] = ()  # one for all, or of each server what it was last sent
         self._todo: deque[_Due] = deque()
@@ -105,9 +105,8 @@ class Coordination(Journaled):
         with storage(path):
             (path / "announced").mkdir(mode=0o700, exist_ok=True)
         self._base = open_federation(without_cloud(recipe))
-        self._server = self._base.serving()
-        total, self._dtypes = sum_like(self._base)
-        self._like: Tree = total if self.cloud.shared else without_own(self._server.state)
+        self._combining = Combining(self._base, self.cloud)
+        self._like = self._combining.like
         self.payload_bytes = most_bytes(self._like)  # of what a server hands in, at most
         self._limits = Limits(self._base, self.cloud, self.section)
         self._replay()
@@ -138,36 +137,55 @@ class Coordination(Journaled):
             raise Refused(Code.OTHER_RECIPE, f"{cloud_name(server)} has another recipe than the coordinator")
         if server not in self.weights:
             self._limits.check_weight(server, message.weight)
-            self.journal.write("joined", server=server, weight=message.weight)
-            self.weights[server] = message.weight
+            self.journal.write("joined", server=server, weight=message.weight, run=message.run)
+            self.weights[server], self.moves.runs[server] = message.weight, message.run
         self.go_on()
 
     def announce(self, server: int, message: Announce, payload: bytes) -> bool:
         """Keep what a server hands in, and do what follows; return whether it was kept before."""
         self.go_on()
-        waiting = _Waiting(message.round, digest_of(payload), message.clients)
+        waiting = _Waiting(message.round, digest_of(payload), message.clients, tuple(message.taken))
         if self._latest.get(server) == waiting:
             return True
         if self.finished:
             raise Refused(Code.ROUND_CLOSED, "all rounds are done")
-        if not self.begun or self.round_of(server) != message.round:
-            raise Refused(Code.WRONG_ROUND, f"{cloud_name(server)} is not in round {message.round + 1}")
+        self._check_history(server, message)
         if server in self._waiting:
             raise Refused(Code.DUPLICATE, f"{cloud_name(server)} announced this round with something else")
         self._check(server, message, opened_update(payload, self._like, type(self._like), math.inf))
         atomic_write(self._file(server, message.round), payload)
-        self.journal.write("ready", server=server, **asdict(waiting))
+        self.journal.write("ready", server=server, **asdict(waiting), size=len(payload))
         self._ready(server, waiting)
         return False
+
+    def _check_history(self, server: int, message: Announce) -> None:
+        """Refuse a server whose past is another one: it, or this, goes on from a copy that is too old."""
+        name, at, said, had = cloud_name(server), self.round_of(server), message.heard, self._heard.get(server)
+        known = None if had is None else (had.round, list(had.members))
+        if not self.begun or message.round < at:
+            text = f"{name} is not in round {message.round + 1}"
+        elif message.round > at or (said is not None and (said.mixed, said.members) != known):
+            text = f"{name} is in round {message.round + 1} and knows of mixes that this coordinator does not"
+            text += "; start the coordinator from a newer copy of its directory, or begin a new run"
+        else:
+            return
+        raise Refused(Code.WRONG_ROUND, text)
+
+    def where(self, server: int) -> tuple[int, bool, int | None]:
+        """Return the round that a server is in, whether it has announced that, and which one that follows."""
+        step = self._steps.get(server)
+        return max(0, self.round_of(server)), self.is_waiting(server), None if step is None else step.after
 
     def _check(self, server: int, message: Announce, handed: Tree) -> None:
         """Refuse what the devices of a server cannot have sent."""
         limits, clients = self._limits, message.clients
         limits.check_clients(server, clients)
-        if isinstance(handed, Sum):
-            limits.check_sum(server, handed, clients, self.weights[server])
-        else:
-            limits.check_model(server, handed, self._models[server], 1 + message.round - self._sent[server])
+        model, total = handed if isinstance(handed, Whole) else (handed, handed)
+        if isinstance(total, Sum):
+            moved = sum(self.weights[one] for one in self.moves.out) if self.moves.count(server) else 0
+            limits.check_sum(server, total, clients, self.weights[server] + moved)
+        if not self.cloud.shared:
+            limits.check_model(server, model, self._models[server], 1 + message.round - self._sent[server])
 
     def leave(self, server: int) -> None:
         """Note that a server is done, and needs nothing any more."""
@@ -181,6 +199,30 @@ class Coordination(Journaled):
         if server not in self.gone:
             self.journal.write("gone", server=server)
             self._hear(Gone(server))
+
+    def drop(self, server: int, to: int | None = None) -> bool:
+        """Go on without a server for good: others have its devices. Return whether it was so before."""
+        self.go_on()
+        if server in self.moves.out:
+            return True
+        if not self.begun:
+            raise Refused(Code.NOT_ENROLLED, "not all servers have joined yet; nothing has begun")
+        check_movable(self._base.algorithm, self.cloud, type(self._base.serving().state))
+        homes = self.moves.planned(server, to, range(self.cloud.servers))
+        last = self._counted.get(server)
+        counted, had = (0, ()) if last is None else (last.round + 1, last.taken)
+        self.journal.write("dropped", server=server, counted=counted, had=had, homes=homes)
+        self._dropped({"server": server, "counted": counted, "had": had, "homes": homes})
+        return False
+
+    def _dropped(self, facts: Mapping[str, Any]) -> None:
+        server = facts["server"]
+        self.moves.drop(facts)
+        self._limits.move(self.moves.homes)
+        if server in self._waiting:
+            self._remove(server)
+            del self._waiting[server]
+        self._hear(Dropped(server))
 
     def find(self, server: int) -> None:
         """Count on a server again."""
@@ -206,12 +248,7 @@ class Coordination(Journaled):
 
     def _begin(self) -> None:
         """Make the models; a server weighs as much as its devices that are there now."""
-        weights = np.array([self.weights[server] for server in range(self.cloud.servers)], dtype=np.int64)
-        servers, base = np.arange(len(weights)), self._base.roster
-        roster = Roster(servers, weights.take, np.zeros_like, base.problems, "examples", base.rule)
-        self._server = self._base.serving(roster)
-        state = self._server.state
-        self._models = (state,) if self.cloud.shared else (without_own(state),) * self.cloud.servers
+        self._models = self._combining.first([self.weights[server] for server in range(self.cloud.servers)])
         for start in self._protocol.start():
             self._steps[start.server] = _Step(None, Proceed(start=start.round, mixed=None))
 
@@ -254,8 +291,11 @@ class Coordination(Journaled):
                 self._remove(event.server)
                 self.isolated[event.server] += 1
             case Start() as event:
-                after = self._waiting.pop(event.server).round
-                self._steps[event.server] = _Step(after, Proceed(start=event.round, mixed=due.mix))
+                done = self._counted[event.server] = self._waiting.pop(event.server)
+                members = [] if due.mix is None else list(self._heard[event.server].members)
+                self._steps[event.server] = _Step(
+                    done.round, Proceed(start=event.round, mixed=due.mix, members=members)
+                )
                 if due.mix is not None:
                     self._sent[event.server] = event.round
 
@@ -272,7 +312,7 @@ class Coordination(Journaled):
         for server, since in zip(event.members, stale, strict=True):
             self._remove(server)
             self.mixes[server] += 1
-            self.staleness[server] = since
+            self.staleness[server], self._heard[server] = since, done
         self.last = done
 
     def _handed_in(self, server: int) -> bytes:
@@ -290,39 +330,18 @@ class Coordination(Journaled):
 
     def _finite(self, event: Mix, handed: list[Tree]) -> tuple[Tree, ...]:
         """Return the models after a mix, without the part of whoever would make them infinite; its name is noted."""
-        parts = dict(zip(event.members, handed, strict=True))
-        models = self._combined(event.round, parts)
+        counts = [self._waiting[server].clients for server in event.members]
+        parts = dict(zip(event.members, zip(handed, counts, strict=True), strict=True))
+        combined = functools.partial(self._combining.combined, self._models, event.round)
+        models = combined(parts)
         if models is not None:
             return models
-        good = {server: part for server, part in parts.items() if self._combined(event.round, {server: part})}
-        models = self._combined(event.round, good) if good else None
+        good = {server: part for server, part in parts.items() if combined({server: part})}
+        models = combined(good) if good else None
         for server in parts if models is None else parts.keys() - good.keys():
             self._note("diverged", server=server, round=event.round)
             self.diverged.append((event.round, server))
         return models or self._models
-
-    def _combined(self, round_: int, parts: dict[int, Tree]) -> tuple[Tree, ...] | None:
-        """Return the models after a mix of these servers; None: they are not finite."""
-        event, handed = Mix(tuple(parts), round_), list(parts.values())
-        try:
-            models = self._updated(event, handed) if self.cloud.shared else self._averaged(event, handed)
-        except Diverged:
-            return None
-        leaves = [leaf for leaf in tree.leaves(models) if leaf.is_floating_point()]
-        return models if all(bool(leaf.isfinite().all()) for leaf in leaves) else None
-
-    def _updated(self, event: Mix, sums: list[Sum]) -> tuple[Tree, ...]:
-        """Return the model of all after the uploads of servers."""
-        clients = [self._waiting[server].clients for server in event.members]
-        parts = [Reduced(*own, count, self._dtypes) for own, count in zip(sums, clients, strict=True)]
-        uploads = functools.reduce(Reduced.plus, parts)
-        return (self._server.updated(self._models[0], uploads, event.round),)
-
-    def _averaged(self, event: Mix, states: list[Tree]) -> tuple[Tree, ...]:
-        """Return what each server is sent: its members' mean, for others what they were sent before."""
-        rows = enumerate(full(len(states)))
-        sent = dict(zip(event.members, (mixed(states, row, place) for place, row in rows), strict=True))
-        return tuple(sent.get(server, before) for server, before in enumerate(self._models))
 
     # What is kept
 
@@ -330,9 +349,10 @@ class Coordination(Journaled):
         """Hear again what the journal says."""
         entries = self.journal.entries
         self._noted = {_line(entry["event"], entry) for entry in entries}
-        heard = [entry for entry in entries if entry["event"] in ("ready", "gone", "back")]
+        heard = [entry for entry in entries if entry["event"] in ("ready", "gone", "back", "dropped")]
         self.left = {entry["server"] for entry in entries if entry["event"] == "left"}
         self.weights = {entry["server"]: entry["weight"] for entry in entries if entry["event"] == "joined"}
+        self.moves.runs = {e["server"]: e.get("run", "") for e in entries if e["event"] == "joined"}
         checkpoint, self.begun = self.checkpoint(), any(entry["event"] == "began" for entry in entries)
         if checkpoint.rounds and not self.begun:
             raise self.cut_off(checkpoint)
@@ -343,7 +363,10 @@ class Coordination(Journaled):
         self.go_on()
         for entry in heard:
             if entry["event"] == "ready":
-                self._ready(entry["server"], _Waiting(**{key: entry[key] for key in ("round", "digest", "clients")}))
+                facts = {key: entry[key] for key in ("round", "digest", "clients")}
+                self._ready(entry["server"], _Waiting(**facts, taken=tuple(entry.get("taken", ()))))
+            elif entry["event"] == "dropped":
+                self._dropped(entry)
             else:
                 self._hear((Gone if entry["event"] == "gone" else Back)(entry["server"]))
         if self.done != (0 if self.last is None else self.last.round + 1):

@@ -5,6 +5,7 @@ a later round, goes back before anything else. Devices learn from their next tas
 any more, and go back too (`device.state`).
 """
 
+import os
 from pathlib import Path
 
 from personafl.deploy.server.opening import deployable, open_directory
@@ -19,6 +20,8 @@ from personafl.storage.rundir import Checkpoint
 def roll_back(recipe: Recipe, path: Path, rounds: int) -> None:
     """Take a server's run back to the end of a round; 0: to before the first. It is not served meanwhile."""
     deployable(recipe)
+    if recipe.secure is not None:
+        raise BadInput("--roll-back: devices are in one sum of a round and in no other; with [secure] begin a new run")
     if not path.exists():
         raise BadInput(f"--roll-back: {path} does not exist; say which run with --out")
     with Journaled(open_directory(recipe, path)) as run:
@@ -28,7 +31,7 @@ def roll_back(recipe: Recipe, path: Path, rounds: int) -> None:
         run.directory.server_bytes(_kept(last, rounds, path))
         with storage(path):
             (path / START_FILE).unlink(missing_ok=True)  # of a run that was finished
-        run.journal.write("rolled_back", round=rounds, before=last.rounds)
+        run.journal.write("rolled_back", round=rounds, before=last.rounds, by=f"user {os.getuid()}")
         _go_back(run, rounds)
 
 

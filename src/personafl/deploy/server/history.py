@@ -115,6 +115,7 @@ class Open:
     again: bytes  # and for those that have a state
     taken: dict[int, str] = field(default_factory=dict)  # number -> digest of its update
     sealed: bool = False  # nothing more is taken
+    handed: set[int] = field(default_factory=set)  # who has been given its broadcast
     hopeless: set[int] = field(default_factory=set)  # whose update was refused for its numbers: it would be again
     _selected: frozenset[int] = field(default=frozenset(), init=False, repr=False)
 
@@ -132,10 +133,13 @@ class History:
     members: dict[int, Member] = field(default_factory=dict)
     latest: dict[int, tuple[int, str]] = field(default_factory=dict)  # number -> its last update: round and digest
     taken: dict[int, dict[int, str]] = field(default_factory=dict)  # round -> number -> digest of its update
+    accepted: list[Mapping[str, Any]] = field(default_factory=list)  # lines of the last round's updates
     begun: bool = False  # whether there is a server state
     moments: Mapping[str, Any] | None = None  # that devices' sums made
     opened: Mapping[str, Any] = field(default_factory=dict)  # the last round, with those who were selected later
+    handed: set[int] = field(default_factory=set)  # who has been given its broadcast
     sealed: int | None = None  # the last round that was
+    away: dict[int, list[int]] = field(default_factory=dict)  # number -> its rounds without contact
     last: Closed | None = None
 
     @classmethod
@@ -145,6 +149,13 @@ class History:
         for entry in entries:
             history._hear(entry)
         return history
+
+    def unsaid(self, done: int) -> Closed | None:
+        """Return the last round if a checkpoint has closed it, but no line says so: a kill came in between."""
+        round_ = self.opened.get("round")
+        if round_ is None or round_ >= done or (self.last is not None and self.last.number == round_):
+            return None
+        return Closed(round_, tuple(sorted(self.taken.get(round_, ()))), len(self.opened["cohort"]), None)
 
     def _change(self, number: int, **facts: Any) -> None:
         self.members[number] = dataclasses.replace(self.members[number], **facts)
@@ -166,14 +177,19 @@ class History:
             case "began":
                 self.begun, self.moments = True, entry.get("moments")
             case "opened":
-                self.opened = entry
+                self.opened, self.handed, self.accepted = entry, set(), []
+            case "handed":
+                self.handed.add(entry["number"])
             case "widened":
                 self.opened = {**self.opened, "cohort": entry["cohort"]}
             case "sealed":
                 self.sealed = entry["round"]
+                for number in entry.get("offline", ()):
+                    self.away.setdefault(number, []).append(entry["round"])
             case "accepted":
                 self.latest[entry["number"]] = (entry["round"], entry["digest"])
                 self.taken.setdefault(entry["round"], {})[entry["number"]] = entry["digest"]
+                self.accepted.append(entry)
             case "rolled_back":
                 self._forget(entry["round"])
             case "closed":
@@ -185,5 +201,6 @@ class History:
         self.latest = {
             number: (at, digest) for at, taken in sorted(self.taken.items()) for number, digest in taken.items()
         }
+        self.away = {number: [at for at in own if at < rounds] for number, own in self.away.items()}
         self.opened, self.sealed = {"round": None}, None
         self.last = None if self.last is None or self.last.number >= rounds else self.last

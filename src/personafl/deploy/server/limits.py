@@ -5,6 +5,7 @@ A server checks each update by itself; of these bounds those of their sum, and o
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -31,6 +32,13 @@ class Limits:
         self._heaviest = float(largest.weights_of(np.zeros(1, dtype=np.int64))[0])  # that a device may be
         update = tree.flatten(wire.dense(upload_like(federation, federation.problems[0])))
         self._counted = {name for name, leaf in update.items() if leaf.is_floating_point()}
+
+    def move(self, devices: Mapping[str, int]) -> None:
+        """Note which server devices of others have now."""
+        members = [set(own) - devices.keys() for own in self._members or ()]
+        for name, server in devices.items():
+            members[server].add(name)
+        self._members = tuple(tuple(own) for own in members)
 
     def check_weight(self, server: int, weight: float) -> None:
         """Refuse a server whose devices would weigh more than they can."""

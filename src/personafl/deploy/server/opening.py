@@ -1,20 +1,26 @@
 """What a server makes of its recipe before anyone is there: can it be deployed, and what does an update look like."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from personafl.algorithms.secure import check_summable
 from personafl.core import rng
 from personafl.core.algorithm import Problem, untrained_upload
 from personafl.core.tree import Tree
+from personafl.data.config import Moments
 from personafl.data.federated import blank
 from personafl.errors import BadInput
 from personafl.recipe.deploy import DeploySection
+from personafl.recipe.privacy import check_moments as check_private_moments
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.runs.secure import check_cohort
 from personafl.simulate.federation import Federation
 from personafl.storage.files import storage
-from personafl.storage.rundir import RunDirectory
+from personafl.storage.rundir import Checkpoint, RunDirectory
 
 _MOMENTS = (
     "give them (mean=[…] and std=[…] in data.normalize), or have personafl data deal write the recipe, which does"
@@ -30,8 +36,8 @@ def deployable(recipe: Recipe) -> DeploySection:
     for key, given in (("buffer", recipe.buffer), ("pretrain", recipe.pretrain.rounds)):
         if given:
             raise BadInput(f"{key}: a server and its devices do not have it; remove it, or use personafl run")
-    if recipe.federation.offline:
-        raise BadInput("federation.offline: devices are in contact with their server; remove it, or use personafl run")
+    if recipe.privacy is not None:
+        check_private_moments(recipe.data.normalize, recipe.data.scale, computed=adds_sums(recipe), scaled=False)
     recipe.check_installed()
     if recipe.data.normalize == "channel":
         raise BadInput(f'data.normalize: a server has no data to take moments from; use "auto", or {_MOMENTS}')
@@ -42,7 +48,21 @@ def deployable(recipe: Recipe) -> DeploySection:
             "data.scale: a server has no targets to take moments from; give them, mean=[…] and std=[…], or have "
             "personafl data deal write the recipe, which does"
         )
+    if recipe.secure is not None:
+        _check_secure(recipe, recipe.deploy)
     return recipe.deploy
+
+
+def _check_secure(recipe: Recipe, section: DeploySection) -> None:
+    """Fail if devices would show more than sums, or are too few for them."""
+    assert recipe.secure is not None
+    check_summable(recipe.algorithm())
+    if adds_sums(recipe):
+        raise BadInput(
+            f'data.normalize: "auto" shows a server sums of each device\'s inputs; {_MOMENTS}, or use "none"'
+        )
+    cohort = recipe.federation.cohort
+    check_cohort(recipe.secure, cohort if isinstance(cohort, int) else max(1, round(cohort * section.devices)))
 
 
 def adds_sums(recipe: Recipe) -> bool:
@@ -70,13 +90,17 @@ def open_directory(recipe: Recipe, path: Path) -> RunDirectory:
 
 
 def open_federation(recipe: Recipe) -> Federation:
-    """Return what a recipe alone decides; in place of its clients, who are elsewhere, is one without data."""
+    """Return what a recipe alone decides; in place of its clients, who are elsewhere, is one without data.
+
+    Its server adds no noise yet: that needs a key (`noise`).
+    """
     section = recipe.deploy
     assert section is not None
     data = blank(section, 1)
     engine = recipe.engine.model_copy(update={"device": "cpu"})
-    everyone = recipe.federation.model_copy(update={"cohort": 1.0})
-    recipe = recipe.model_copy(update={"engine": engine, "federation": everyone})
+    alone = {"cohort": 1.0, "sampling": "exact", "apart": None, "offline": float(bool(recipe.federation.offline))}
+    everyone = recipe.federation.model_copy(update=alone)
+    recipe = recipe.model_copy(update={"engine": engine, "federation": everyone, "privacy": None, "secure": None})
     return prepare(recipe, data, profiles=np.zeros(1, dtype=np.int64)).federation
 
 
@@ -85,3 +109,20 @@ def upload_like(fed: Federation, problem: Problem) -> Tree:
     down, rule = fed.first_message(), fed.algorithm.client
     state = fed.learners.cast(rule.init(problem, down, rng.generator("shape")))
     return untrained_upload(rule, problem, down, state)
+
+
+def standardised(recipe: Recipe, moments: Mapping[str, Any] | None) -> Recipe:
+    """Return a recipe as devices are sent it, with the moments that their sums make, if they do."""
+    if moments is None:
+        return recipe
+    data = recipe.data.model_copy(update={"normalize": Moments.model_validate(moments)})
+    return recipe.model_copy(update={"data": data})
+
+
+def kept_state(directory: RunDirectory, checkpoint: Checkpoint) -> bytes:
+    """Return the server's state of a checkpoint, or fail with what can be done."""
+    try:
+        return directory.server_bytes(checkpoint)
+    except BadInput as error:
+        earlier = ", ".join(str(one.rounds) for one in checkpoint.before)
+        raise BadInput(f"{error}; put a copy back{f', or --roll-back to {earlier}' if earlier else ''}") from error

@@ -3,7 +3,7 @@
     recipe.toml                      what is run
     journal.jsonl                    what happened; see `journal`
     checkpoint.json, server-N.safetensors   the server's state after N rounds, and some before; see `storage.rundir`
-    updates/ROUND-NUMBER.safetensors        the updates that were taken in the round that is open
+    updates/ROUND.updates            the updates that were taken in the round that is open; see `updates`
 
 An update is durable before its device hears that it was accepted. A round is closed by its checkpoint; until then a
 server that starts again takes up the round where it was. What a full disk interrupts can be called again, and is then
@@ -11,7 +11,7 @@ gone on with. Nothing here waits: `server` has the clock.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,31 @@ import numpy as np
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Reduced, for_returning
 from personafl.core.tree import Tree
-from personafl.data.config import Moments
 from personafl.data.moments import Sums, agreed
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Payload, Refused, Update, digest_of
-from personafl.deploy.net.payload import most_bytes, opened_update
+from personafl.deploy.net.payload import Checker, most_bytes
+from personafl.deploy.server.away import Away
+from personafl.deploy.server.ending import write_results
 from personafl.deploy.server.going_back import complete_roll_back
 from personafl.deploy.server.history import Closed, History, Open, check_admitted, roster_of
 from personafl.deploy.server.members import Members
-from personafl.deploy.server.opening import adds_sums, deployable, open_directory, open_federation, upload_like
-from personafl.errors import BadInput
+from personafl.deploy.server.noise import Noise
+from personafl.deploy.server.opening import (
+    adds_sums,
+    deployable,
+    kept_state,
+    open_directory,
+    open_federation,
+    standardised,
+    upload_like,
+)
+from personafl.deploy.server.selecting import select
+from personafl.deploy.server.updates import Offer, Updates
 from personafl.recipe.recipe import Recipe
-from personafl.runs.start import START_FILE
-from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.serverside import Roster, ServerSide
-from personafl.storage.files import atomic_write, storage, write_json
+from personafl.storage.files import storage
 from personafl.storage.journal import Journal
-from personafl.storage.rundir import Checkpoint
-from personafl.storage.seals import sealed
 
 
 class Rounds(Members):
@@ -50,6 +57,7 @@ class Rounds(Members):
         self.last: Closed | None = None
         self.open: Open | None = None
         self.run = ""
+        self.noise: Noise | None = None  # of a recipe with [privacy]
         self._latest: dict[int, tuple[int, str]] = {}  # number -> round and digest of the update that was last accepted
         self._side: ServerSide | None = None
         self._base = open_federation(recipe)
@@ -57,6 +65,7 @@ class Rounds(Members):
         self.sums_bytes = 0 if sums is None else most_bytes(sums)  # of a device's sums, at most
         self._declared = self._base.algorithm.client.uploads
         self._likes = [upload_like(self._base, problem) for problem in self._base.problems]  # by profile
+        self._checkers = [Checker(like, self._declared, self.section.norm_bound) for like in self._likes]
         self.payload_bytes = max(map(most_bytes, self._likes))  # of an update, at most
         self._final: bytes | None = None
         super().__init__(recipe, open_directory(recipe, path), sums)
@@ -69,7 +78,9 @@ class Rounds(Members):
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
+        """Whether all rounds are done, or all that a budget of privacy allows."""
+        if self.noise is not None and self.open is None and self.begun and self.noise.is_spent:
+            return True
         return self.begun and self.done >= self.recipe.rounds
 
     # Rounds
@@ -82,21 +93,13 @@ class Rounds(Members):
         added = [Sums.read(member.sums) for member in present if member.sums]
         moments = agreed(added).model_dump() if added else None
         self.journal.write("began", members=sorted(self.members), moments=moments)
-        self._standardise(moments)
+        self.served = standardised(self.recipe, moments)
         self._side = side
 
     def open_next(self) -> None:
         """Select devices for the next round."""
         self._refresh()
-        everyone, federation = self._server.roster.seen, self.recipe.federation
-        given = federation.cohort
-        size = min(given, len(everyone)) if isinstance(given, int) else federation.size(len(everyone))
-        selected = min(self.section.wanted(size), len(everyone))
-        if len(everyone):
-            cohort = draw_cohort(everyone, selected, federation.sampling, self.recipe.seed, self.done)
-            wanted = min(size, len(cohort)) if federation.sampling == "exact" else len(cohort)
-        else:  # whoever comes next is selected then
-            cohort, wanted = everyone, 1
+        cohort, wanted = select(self.recipe, self.section, self.noise, self._server.roster.seen, self.done)
         self.journal.write("opened", round=self.done, cohort=cohort.tolist(), wanted=wanted)
         self._start_round(tuple(cohort.tolist()), wanted)
 
@@ -126,7 +129,11 @@ class Rounds(Members):
         going = self.open
         if going is None or not self.wants(number):
             return None
-        return going.number, going.model, going.again if returning else going.whole
+        broadcast = going.again if returning else going.whole
+        if number not in going.handed:
+            self.journal.write("handed", durable=False, round=going.number, number=number, size=len(broadcast))
+            going.handed.add(number)
+        return going.number, going.model, broadcast
 
     def check(self, identity: Identity, update: Update, digest: str) -> bool:
         """Refuse an update if anything that is said of it is not right; return whether it was accepted before."""
@@ -154,29 +161,42 @@ class Rounds(Members):
 
     def accept(self, identity: Identity, update: Update, payload: bytes) -> bool:
         """Keep an update; return whether it was kept before. Refuse it if anything about it is not right."""
-        digest = digest_of(payload)
-        if self.check(identity, update, digest):
-            return True
-        number, going = identity.number, self._open
-        assert number is not None
-        member = self.members[number]
+        (outcome,) = self.accept_all([Offer(identity, update, payload, digest_of(payload))])
+        if isinstance(outcome, Refused):
+            raise outcome
+        return outcome
+
+    def accept_all(self, offers: Sequence[Offer]) -> list[bool | Refused]:
+        """Keep updates of different devices; return for each whether it was kept before, or why it is refused."""
+        outcomes = [self._looked_at(offer) for offer in offers]
+        new = [offer for offer, outcome in zip(offers, outcomes, strict=True) if outcome is False]
+        if new:
+            facts = self._updates.write(new)
+            self.journal.write_all("accepted", facts)
+            self._updates.keep(facts)
+        for offer in new:
+            self.away.back(offer.number)
+            self._open.taken[offer.number] = offer.digest
+            self._latest[offer.number] = (self._open.number, offer.digest)
+        return outcomes
+
+    def _looked_at(self, offer: Offer) -> bool | Refused:
+        """Say whether an update was kept before, or why it is refused."""
         try:
-            opened_update(payload, self._likes[member.profile], self._declared, self.section.norm_bound)
+            if self.check(offer.identity, offer.update, offer.digest):
+                return True
+            self._checkers[self.members[offer.number].profile].check(offer.payload)
         except Refused as refused:
             if refused.code in (Code.NORM_TOO_LARGE, Code.NOT_FINITE):
-                going.hopeless.add(number)
-            raise
-        atomic_write(self._update_file(going.number, number), payload)
-        self.journal.write("accepted", round=going.number, number=number, digest=digest)
-        going.taken[number] = digest
-        self._latest[number] = (going.number, digest)
+                self._open.hopeless.add(offer.number)
+            return refused
         return False
 
-    def _leave_out(self, number: int) -> None:
+    def _leave_out(self, number: int, **facts: Any) -> None:
         """Note that a device is dropped, with what it sent in the open round; one that is sealed keeps what it has."""
         going = self.open
         without = going is not None and not going.sealed and number in going.taken
-        self.journal.write("dropped", number=number, without=self._open.number if without else None)
+        self.journal.write("dropped", number=number, without=self._open.number if without else None, **facts)
         if without:
             del self._open.taken[number], self._latest[number]
 
@@ -195,7 +215,10 @@ class Rounds(Members):
         going = self._open
         if going.sealed or len(going.taken) >= going.wanted:
             return True
-        return len(going.taken) >= self._wanted or (not self._awaited and self.enough)
+        if any(map(self._is_awaited, going.cohort)):  # asked after every update: most are not the last
+            return False
+        in_vain = self.noise is not None and self.noise.cyclic and not self._others(set(self.members))
+        return len(going.taken) >= self._wanted or self.enough or in_vain
 
     @property
     def enough(self) -> bool:
@@ -210,8 +233,10 @@ class Rounds(Members):
     @property
     def _awaited(self) -> list[int]:
         """Who of the cohort may still send something; not who has left, was dropped, is revoked or sent bad numbers."""
-        gone = self._open.hopeless.union(self._open.taken)
-        return [number for number in self._open.cohort if number not in gone and self.here(number)]
+        return list(filter(self._is_awaited, self._open.cohort))
+
+    def _is_awaited(self, number: int) -> bool:
+        return number not in self._open.taken and number not in self._open.hopeless and self.here(number)
 
     @property
     def _wanted(self) -> int:
@@ -225,7 +250,8 @@ class Rounds(Members):
 
     def _others(self, alive: set[int]) -> list[int]:
         """Return who could be selected besides the cohort."""
-        return sorted(number for number in alive - set(self._open.cohort) if self.here(number))
+        others = sorted(number for number in alive - set(self._open.cohort) if self.here(number))
+        return others if self.noise is None else [one for one in others if self.noise.may(one, self._open.number)]
 
     @property
     def any_taken(self) -> bool:
@@ -235,10 +261,23 @@ class Rounds(Members):
     def close(self) -> Closed:
         """Step the server with the updates that were taken, in the simulator's order."""
         if not self._is_committed:
+            if self.away.any or self.noise is not None:
+                self._seal()
             server, number, uploads = self._server, self._open.number, self._joined()
             state = server.state if uploads is None else server.updated(server.state, uploads, number)
             self._commit(state, uploads, number + 1)
         return self._closed()
+
+    def _seal(self) -> None:
+        """Take nothing more in the open round, and note who trains in it without contact."""
+        going = self._open
+        if not going.sealed:
+            offline = self.away.drawn(self._server.roster.seen, going.taken, self._latest, going.number)
+            noted: dict[str, Any] = {"offline": offline} if offline else {}
+            noted |= {} if self.noise is None else self.noise.charge(self._server.state)
+            self.journal.write("sealed", round=going.number, taken=sorted(going.taken), **noted)
+            self.away.note(offline, going.number)
+            going.sealed = True
 
     def _joined(self) -> Reduced | None:
         """Join the updates that were taken, one by one, in the order of a simulator that trains so."""
@@ -247,21 +286,14 @@ class Rounds(Members):
         kinds = self._server.roster.problem_of(taken)
         for which in np.unique(kinds).tolist():
             like = wire.dense(self._likes[which])
-            for client in taken[kinds == which].reshape(-1, 1):
-                data = self._kept(self._update_file(self._open.number, int(client[0])), int(client[0]))
+            digests = {number: self._open.taken[number] for number in taken[kinds == which].tolist()}
+            for number, data in self._updates.read_all(digests):
                 upload = tree.map(lambda leaf: leaf.unsqueeze(0), wire.dense(wire.decode(data, like)))
-                joined = self._server.join(joined, upload, client)
+                joined = self._server.join(joined, upload, np.array([number]))
+        if joined is None and self._server.rule.steps_alone:
+            nobody = tree.map(lambda leaf: leaf.unsqueeze(0)[:0], wire.dense(self._likes[0]))
+            joined = self._server.join(None, nobody, taken)
         return joined
-
-    def _kept(self, file: Path, client: int) -> bytes:
-        """Return an update that was checked when it came, if it is still the same."""
-        with storage(file):
-            data = file.read_bytes() if file.exists() else b""
-        if digest_of(data) != self._open.taken[int(client)]:
-            raise BadInput(
-                f"{file}: was lost or damaged since it was accepted; put a copy back, or begin anew with another --out"
-            )
-        return data
 
     @property
     def _is_committed(self) -> bool:
@@ -274,13 +306,14 @@ class Rounds(Members):
         self.commit(following, wire.encode(state), self.section.checkpoints)
         self._server.state, self.done, going.sealed = state, following, True
         taken = () if uploads is None else tuple(sorted(going.taken))
-        self.last = Closed(going.number, taken, len(going.cohort), None if uploads is None else uploads.loss())
+        loss = uploads.loss() if uploads is not None and taken else None
+        self.last = Closed(going.number, taken, len(going.cohort), loss)
 
     def _closed(self) -> Closed:
         """Say that the open round is closed, and remove its updates."""
         closed = self.last
         assert closed is not None
-        self._clear_updates()
+        self._updates.clear()
         taken, selected = closed.taken, closed.selected
         self.journal.write("closed", round=closed.number, taken=taken, selected=selected, loss=closed.loss)
         self.open = None
@@ -289,13 +322,10 @@ class Rounds(Members):
     def final(self) -> bytes:
         """Return the broadcast after the last round, whole; the run's results are written with it."""
         if self._final is None:
-            message, rule, problem = self._server.broadcast(), self._base.algorithm.client, self._base.problems[0]
-            final, down = Payload(wire.encode(message)), wire.dense(message)
-            models = rule.models(problem, down, rule.init(problem, down, rng.generator("shape")))
-            atomic_write(self.directory.path / START_FILE, *sealed(wire.encode(models.get("global", {}))))
-            facts = {"rounds": self.done, "devices": len(self.members), "model": digest_of(final)}
-            write_json(self.directory.path / "deployed.json", facts)
-            self._final = final
+            rule, problem, message = self._base.algorithm.client, self._base.problems[0], self._server.broadcast()
+            done: dict[str, Any] = {"rounds": self.done, "devices": len(self.members)}
+            done |= {} if self.noise is None else {"privacy": self.noise.facts()}
+            self._final = write_results(self.directory.path, rule, problem, message, **done)
         return self._final
 
     # What is kept
@@ -317,50 +347,42 @@ class Rounds(Members):
             self.journal.write("created", run=uuid.uuid4().hex)
             entries = Journal(self.directory.path / "journal.jsonl").entries
         self.run = str(entries[0]["run"])
-        with storage(self.directory.path):
-            (self.directory.path / "updates").mkdir(mode=0o700, exist_ok=True)
-        before = History.of(entries)
+        folder = self.directory.path / "updates"
+        with storage(folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self._updates, before = Updates(folder), History.of(entries)
         self.members, self._latest, self.last = before.members, before.latest, before.last
+        self.away = Away(self.recipe, before.away, before.latest)
+        if self.recipe.privacy is not None:
+            self.noise = Noise(self.recipe, self.directory.path, entries)
+            self._base = self.noise.private(self._base)
+            self.journal.follow(self.noise.hear, past=False)
         complete_roll_back(self)
         checkpoint = self.checkpoint()
         if checkpoint.rounds and not (before.begun and before.opened):
             raise self.cut_off(checkpoint)
         if not before.begun:
             return
-        self._standardise(before.moments)
+        self.served = standardised(self.recipe, before.moments)
         self.done = checkpoint.rounds
-        self._side = self._serving(self._kept_state(checkpoint))
+        self._side = self._serving(kept_state(self.directory, checkpoint))
         if before.opened.get("round") == self.done:
             self._start_round(tuple(before.opened["cohort"]), before.opened["wanted"])
+            self._updates.begin(self.done, before.accepted)
             self._open.taken = before.taken.get(self.done, {})
             self._open.sealed = before.sealed == self.done
+            self._open.handed = before.handed
+        elif (unsaid := before.unsaid(self.done)) is not None:
+            self.last = unsaid
+            self._closed()
         else:
-            self._clear_updates()
-
-    def _kept_state(self, checkpoint: Checkpoint) -> bytes:
-        try:
-            return self.directory.server_bytes(checkpoint)
-        except BadInput as error:
-            earlier = ", ".join(str(one.rounds) for one in checkpoint.before)
-            raise BadInput(f"{error}; put a copy back{f', or --roll-back to {earlier}' if earlier else ''}") from error
-
-    def _standardise(self, moments: Mapping[str, Any] | None) -> None:
-        if moments is not None:
-            data = self.recipe.data.model_copy(update={"normalize": Moments.model_validate(moments)})
-            self.served = self.recipe.model_copy(update={"data": data})
+            self._updates.clear()
 
     def _start_round(self, cohort: tuple[int, ...], wanted: int) -> None:
         message = self._server.broadcast()
         whole, again = Payload(wire.encode(message)), Payload(wire.encode(for_returning(message)))
+        self._updates.begin(self.done)
         self.open = Open(self.done, cohort, wanted, digest_of(whole), whole, again)
-
-    def _update_file(self, round_: int, number: int) -> Path:
-        return self.directory.path / "updates" / f"{round_:06d}-{number:06d}.safetensors"
-
-    def _clear_updates(self) -> None:
-        with storage(self.directory.path):
-            for path in (self.directory.path / "updates").iterdir():
-                path.unlink()
 
     # Who is there
 

@@ -1,0 +1,226 @@
+"""A robust rule in place of the mean, for any method whose server averages changes.
+
+With Δ_i all that client i sends but its loss, as one vector, the method's server is given
+
+    R(B(Δ_1 · min(1, C/‖Δ_1‖), …, Δ_n · min(1, C/‖Δ_n‖)))
+
+as if that were the mean of the uploads: R is a rule of `robust`, B what is done before it, and the clip C is fixed, or
+a running median of norms, or there is none. Uploads count alike, but for the weighted mean, where `most` is the largest
+share of a round's weight that one of them has.
+
+Uploads are kept until the round ends, as they came: joining them is concatenation. They are looked at in parts of some
+coordinates. What is not finite is not honest: it is left out, and is one of the f. Of losses it counts as 0.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from personafl.core import rng, tree, wire
+from personafl.core.algorithm import (
+    Algorithm,
+    ClientRule,
+    Empty,
+    Problem,
+    Reduced,
+    ServerRule,
+    mean_dtypes,
+    untrained_upload,
+)
+from personafl.core.tree import Params, Tree
+from personafl.errors import BadInput, Diverged
+from personafl.robust.clip import RunningMedian
+from personafl.robust.mixing import Clip
+from personafl.robust.rule import Mix, Rule, aggregated, parts_of
+from personafl.robust.weighing import Mean, Weighted, capped
+
+
+class Collected(NamedTuple):
+    """Uploads as they came, stacked, and what each counts; the sum of their losses, times that."""
+
+    parts: tuple[Tree, ...]
+    weights: tuple[Tensor, ...]
+    loss: Tensor
+
+
+class Robust(NamedTuple):
+    """State of the server: the method's own, what was seen of norms, and what the rule gave the round before."""
+
+    own: Tree
+    medians: Tensor  # of norms, of the last rounds; empty where they are not used
+    centre: Tree  # like an upload, in float64; empty where it is not used
+    seen: Tensor  # of the last round: the clip, the share of uploads that were clipped, how many were left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustServer(ServerRule):
+    """Server rule: another one's, which is given what a robust rule makes of the uploads."""
+
+    needs_each: ClassVar[bool] = True
+    rule: ServerRule
+    robust: Rule
+    client: ClientRule
+    before: tuple[Mix, ...] = ()
+    clip: float | RunningMedian | None = None
+    most: float | None = None
+    seed: int = 0
+
+    def init(self, problem: Problem, start: Params, population: float) -> Robust:
+        """Start as the method does."""
+        own = self.rule.init(problem, start, population)
+        medians = self.clip.blank() if isinstance(self.clip, RunningMedian) else torch.zeros(0, dtype=torch.float64)
+        return Robust(own, medians, self._blank(problem, own), torch.zeros(3, dtype=torch.float64))
+
+    def _blank(self, problem: Problem, own: Tree) -> Tree:
+        """Return the first guess of a rule that has one: 0."""
+        if not self.robust.from_centre:
+            return Empty()
+        down = wire.dense(self.rule.broadcast(own))
+        state = self.client.init(problem, down, rng.generator("shape"))
+        like = wire.dense(untrained_upload(self.client, problem, down, state))
+        return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device), like)
+
+    def broadcast(self, state: Robust) -> Tree:
+        """Send what the method sends."""
+        return self.rule.broadcast(state.own)
+
+    def join(self, state: Robust, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:
+        """Put uploads beside those that are there."""
+        weights = weights.to(torch.float64)
+        loss = (weights * stacked.loss.to(torch.float64).nan_to_num(0, 0, 0)).sum()
+        dtypes = mean_dtypes(stacked)
+        if joined is None:
+            total = Collected((stacked,), (weights,), loss)
+            return Reduced(total, weights.sum(), len(weights), Collected((dtypes,), (), dtypes.loss))
+        have: Any = joined.total
+        total = Collected((*have.parts, stacked), (*have.weights, weights), have.loss + loss)
+        return joined._replace(total=total, weight=joined.weight + weights.sum(), clients=joined.clients + len(weights))
+
+    def update(self, state: Robust, uploads: Reduced, round_: int) -> Robust:
+        """Give the method what the rule makes of the uploads."""
+        have: Any = uploads.total
+        sent = _Sent.of(have.parts, None if isinstance(state.centre, Empty) else state.centre)
+        rule, lost = self._left(sent, torch.cat(have.weights), round_)
+        before, medians, seen = self._clipping(state, sent, lost)
+        key = int(rng.mix(self.seed, "buckets", round_))
+        result = torch.cat(list(aggregated(rule, sent.columns, sent.clients, before, key)))
+        like = have.parts[0]
+        found = sent.shaped(like, result)
+        total = tree.map(lambda leaf: leaf * uploads.weight, found)._replace(loss=have.loss)
+        given = Reduced(total, uploads.weight, uploads.clients, uploads.dtypes.parts[0])
+        centre = found if self.robust.from_centre else state.centre
+        return Robust(self.rule.update(state.own, given, round_), medians, centre, seen)
+
+    def told(self, state: Robust) -> dict[str, float]:
+        """Return what the last round's uploads met, and what the method tells."""
+        clip, clipped, lost = state.seen.tolist()
+        told = {"clip": clip, "clipped": clipped} if self.clip is not None else {}
+        return {**told, "left_out": lost, **self.rule.told(state.own)}
+
+    def _left(self, sent: "_Sent", weights: Tensor, round_: int) -> tuple[Rule, int]:
+        """Return the rule for the uploads that are finite, and how many are not; fail if those are too many."""
+        lost = len(weights) - sent.clients
+        averaged = isinstance(self.robust, Mean)
+        if not sent.clients or (lost > self.robust.f and not averaged):
+            raise Diverged(
+                f"round {round_ + 1}: {lost} of {len(weights)} uploads are not finite, more than robust.f; lower "
+                "training.lr, or raise robust.f"
+            )
+        if averaged and not self.before:
+            weights = weights[sent.finite]
+            return Weighted(weights=weights if self.most is None else capped(weights, self.most)), lost
+        return dataclasses.replace(self.robust, f=max(0, self.robust.f - lost)), lost
+
+    def _clipping(self, state: Robust, sent: "_Sent", lost: int) -> tuple[list[Mix], Tensor, Tensor]:
+        """Return what is done before the rule, the medians of norms, and what is told of the round."""
+        before = [dataclasses.replace(step, f=max(0, step.f - lost)) for step in self.before]
+        if self.clip is None:
+            return before, state.medians, torch.tensor([0.0, 0.0, lost], dtype=torch.float64)
+        norms = sent.norms()
+        clip, medians = self.clip, state.medians
+        if isinstance(clip, RunningMedian):
+            clip, medians = clip.moved(medians, norms)
+        share = float((norms > clip).to(torch.float64).mean())
+        seen = torch.tensor([clip, share, lost], dtype=torch.float64)
+        # A median of 0: nobody moved, and there is nothing to clip to.
+        return [Clip(norm=clip), *before] if clip > 0 else before, medians, seen
+
+
+class _Sent(NamedTuple):
+    """The uploads of a round as vectors: leaf after leaf, without those that are not finite."""
+
+    leaves: list[list[Tensor]]  # of each leaf, the parts [clients, entries]
+    centre: list[Tensor] | None  # of each leaf, [entries]
+    finite: Tensor  # [clients]
+    clients: int
+
+    @classmethod
+    def of(cls, parts: tuple[Any, ...], centre: Any) -> "_Sent":
+        """Return the uploads, in float64 never more than some coordinates of them."""
+        named = [_named(part) for part in parts]
+        finite = [tree.finite(one, len(part.loss)) for one, part in zip(named, parts, strict=True)]
+        good = all(bool(each.all()) for each in finite)
+        leaves = [
+            [
+                one[name].flatten(1) if good else one[name][mask].flatten(1)
+                for one, mask in zip(named, finite, strict=True)
+            ]
+            for name in named[0]
+        ]
+        guess = None if centre is None else [leaf.flatten() for leaf in _named(centre, stacked=False).values()]
+        found = torch.cat(finite)
+        return cls(leaves, guess, found, int(found.sum()))
+
+    def columns(self) -> Iterator[Tensor]:
+        """Yield some coordinates of all uploads at a time, and of the centre below them."""
+        for place, pieces in enumerate(self.leaves):
+            own = [] if self.centre is None else [parts_of(self.centre[place].to(pieces[0].device)[None])]
+            for several in zip(*(parts_of(piece) for piece in pieces), *own, strict=True):
+                yield torch.cat(several) if len(several) > 1 else several[0]
+
+    def norms(self) -> Tensor:
+        """Return the norm of each upload, on the CPU."""
+        squares = sum((part[: self.clients].square().sum(1) for part in self.columns()), torch.zeros(()))
+        return squares.to(torch.float64).sqrt().cpu()
+
+    def shaped(self, like: Any, result: Tensor) -> Any:
+        """Return a vector as an upload; its loss is 0."""
+        found, begin = {"loss": torch.zeros((), dtype=torch.float64, device=result.device)}, 0
+        for name, leaf in tree.flatten(like).items():
+            if name != "loss":
+                size = leaf[0].numel()
+                found[name], begin = result[begin : begin + size].reshape(leaf.shape[1:]), begin + size
+        return tree.unflatten(like, found)
+
+
+def _named(upload: Any, stacked: bool = True) -> dict[str, Tensor]:
+    """Return the leaves of uploads but for the loss, with an axis of entries."""
+    named = {name: leaf for name, leaf in tree.flatten(upload).items() if name != "loss"}
+    return {name: leaf.unsqueeze(-1) if leaf.ndim == int(stacked) else leaf for name, leaf in named.items()}
+
+
+def made_robust(
+    algorithm: Algorithm,
+    *,
+    rule: Rule,
+    before: tuple[Mix, ...] = (),
+    clip: float | RunningMedian | None = None,
+    most: float | None = None,
+    seed: int = 0,
+) -> Algorithm:
+    """Return the method with a server that takes uploads by a robust rule; as it is, if nothing is sent but losses."""
+    if algorithm.client.uploads._fields == ("loss",):
+        return algorithm
+    own = algorithm.server
+    if not own.averages or own.needs_each or type(own).weigh is not ServerRule.weigh:
+        raise BadInput(
+            f"robust: what {algorithm.name}'s clients send is more than changes whose mean is all that is used, and "
+            "another vector in its place is not what its clients believe; leave it out, or remove [robust]"
+        )
+    how: dict[str, Any] = {"before": before, "clip": clip, "most": most, "seed": seed}
+    server = RobustServer(rule=own, robust=rule, client=algorithm.client, **how)
+    return dataclasses.replace(algorithm, server=server)

@@ -1,0 +1,112 @@
+"""The updates that were taken in the open round: end to end in one file, and the journal says where each of them is.
+
+Those that wait at the same time are made durable together, for that takes longest. Only what the journal speaks of
+counts: what a crash leaves behind it is written over.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from personafl.deploy.net.identity import Identity
+from personafl.deploy.net.messages import Update, digest_of
+from personafl.errors import BadInput
+from personafl.storage.files import storage, sync, write_from
+
+Places = dict[int, tuple[int, int]]  # number of a device -> where its update begins, and its size
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An update that a device sent."""
+
+    identity: Identity
+    update: Update
+    payload: bytes
+    digest: str
+
+    @property
+    def number(self) -> int:
+        """Whose it is."""
+        assert self.identity.number is not None
+        return self.identity.number
+
+
+class Updates:
+    """The updates of the round that is open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._round = directory, 0
+        self._places: Places = {}
+        self._end = 0
+
+    def begin(self, round_: int, entries: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin a round, or go on with it from what the journal says was accepted."""
+        self._round = round_
+        self._places = {entry["number"]: (entry["begin"], entry["size"]) for entry in entries if "begin" in entry}
+        self._end = max((begin + size for begin, size in self._places.values()), default=0)
+
+    def write(self, offers: Sequence[Offer]) -> list[dict[str, Any]]:
+        """Write updates, all or none, and return what the journal is to say of them; they count once it does."""
+        begin, facts = self._end, []
+        for offer in offers:
+            size, whose = len(offer.payload), {"number": offer.number, "name": offer.identity.name}
+            alone = {"alone": offer.update.alone} if offer.update.alone else {}
+            facts.append({"round": self._round, **whose, "digest": offer.digest, "begin": begin, "size": size, **alone})
+            begin += size
+        write_from(self._path, self._end, [offer.payload for offer in offers])
+        if not self._end:
+            with storage(self._directory):
+                sync(self._directory)
+        return facts
+
+    def keep(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Note what the journal says now."""
+        self._places |= {fact["number"]: (fact["begin"], fact["size"]) for fact in facts}
+        self._end = sum(self._places[facts[-1]["number"]])
+
+    def read(self, number: int, digest: str) -> bytes:
+        """Return an update that was checked when it came, if it is still the same."""
+        path, (begin, size) = self._path, self._places.get(number, (0, -1))
+        if number not in self._places:  # of version 0.1
+            path = self._directory / f"{self._round:06d}-{number:06d}.safetensors"
+        return still_there(path, digest, begin, size)
+
+    def read_all(self, digests: Mapping[int, str]) -> Iterator[tuple[int, bytes]]:
+        """Yield these updates in their order; the next one is read and hashed meanwhile."""
+        with ThreadPoolExecutor(1, "updates") as reader:
+            ahead: list[tuple[int, Future[bytes]]] = []
+            for number, digest in digests.items():
+                ahead.append((number, reader.submit(self.read, number, digest)))
+                if len(ahead) > 1:
+                    first, data = ahead.pop(0)
+                    yield first, data.result()
+            for last, data in ahead:
+                yield last, data.result()
+
+    def clear(self) -> None:
+        """Remove them all."""
+        with storage(self._directory):
+            for path in self._directory.iterdir():
+                path.unlink()
+        self._places, self._end = {}, 0
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / f"{self._round:06d}.updates"
+
+
+def still_there(path: Path, digest: str, begin: int = 0, size: int = -1) -> bytes:
+    """Return what was checked when it came and put into a file, or a piece of it, if it is still the same."""
+    data = b""
+    if path.exists():
+        with storage(path), path.open("rb") as file:
+            file.seek(begin)
+            data = file.read(size)
+    if digest_of(data) != digest:
+        raise BadInput(
+            f"{path}: was lost or damaged since it was accepted; put a copy back, or begin anew with another --out"
+        )
+    return data

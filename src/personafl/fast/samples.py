@@ -1,0 +1,190 @@
+"""Sums of clipped gradients of single samples, the gradient of each not written: of plain networks, for all clients.
+
+A sample's gradient of a linear layer's weight is a product gᵀx, whose norm is ‖g‖ · ‖x‖, and a sum of them, each with a
+factor, is one matrix product (I. Goodfellow, *Efficient Per-Example Gradient Computations*, 2015). A convolution is a
+linear layer on patches, whose products are written, for they are small.
+
+No sample may see another here: so this is for chains of layers that are known, and losses that are, and whatever else
+there is goes the way of `core.samples`, where that holds of itself.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from personafl.core import losses, tasks
+from personafl.core.batches import Batch
+from personafl.core.losses import MeanLoss
+from personafl.core.net import Net
+from personafl.core.samples import clip_factors
+from personafl.core.samples import clipped_sums as defined
+from personafl.core.seam import definition
+from personafl.core.tree import Params
+from personafl.fast.stack import Outside, stack_around, transformed
+
+_EACH = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity)  # of one number at a time
+_LOSSES = {
+    losses.cross_entropy,
+    *(task.loss for task in (tasks.task_named("regression"), tasks.task_named("multilabel"))),
+}
+
+
+class _Seen(NamedTuple):
+    """A layer's input and output [clients, samples, places, …]; of a norm, its normalised input."""
+
+    weight: str | None
+    bias: str | None
+    input: Tensor
+    output: Tensor
+    norm: bool
+
+
+def clipped_sums(
+    objective: Any, params: Params, batch: Batch, clip: Tensor, free: Params | None
+) -> tuple[Params, Tensor]:
+    """Return what `core.samples.clipped_sums` does."""
+    stack = stack_around()
+    if free is not None or not _plain(objective) or (stack is None and transformed()):
+        return definition(defined)(objective, params, batch, clip, free)
+
+    def plain(value: Tensor) -> Tensor:
+        return value.unsqueeze(0) if stack is None else stack.plain(value)
+
+    names = list(params)
+    given = {name: plain(value).detach() for name, value in (objective.fixed | params).items()}
+    x, y, real, most = (plain(value) for value in (batch.x, batch.y, batch.real, clip))
+    with Outside(), torch.enable_grad():
+        seen: list[_Seen] = []
+        outputs = _applied(objective.net, given, x, seen)
+        values = objective.loss(outputs.flatten(0, 1), y.flatten(0, 1)).reshape(real.shape)
+        slopes = torch.autograd.grad(values.sum(), [each.output for each in seen])
+    with Outside(), torch.no_grad():
+        sums = _sums(seen, slopes, {name: given[name].shape for name in names}, most, real)
+        found = {name: sums[name].squeeze(0) if stack is None else sums[name] for name in names}
+        values = values.detach().squeeze(0) if stack is None else values.detach()
+    return (found, values) if stack is None else ({n: stack.each(v) for n, v in found.items()}, stack.each(values))
+
+
+def _plain(objective: Any) -> bool:
+    """Say whether an objective is a known loss of a chain of known layers."""
+    if not isinstance(objective, MeanLoss) or objective.loss not in _LOSSES:
+        return False
+    return all(_known(layer) for _, layer in _layers(objective.net))
+
+
+def _layers(net: Net) -> Iterator[tuple[str, nn.Module]]:
+    def inside(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if type(module) is not nn.Sequential:
+            yield prefix, module
+            return
+        for name, child in module.named_children():
+            yield from inside(f"{prefix}.{name}".lstrip("."), child)
+
+    return inside("", net._module)
+
+
+def _known(layer: nn.Module) -> bool:
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    kind = type(layer)
+    if kind is nn.Flatten:
+        return bool(layer.start_dim == 1 and layer.end_dim == -1)
+    if kind is nn.Conv2d:
+        return bool(layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
+    if kind is nn.LayerNorm:
+        return isinstance(layer, nn.LayerNorm) and layer.bias is not None and len(layer.normalized_shape) == 1
+    if kind is nn.MaxPool2d:
+        return not layer.return_indices
+    return kind is nn.Linear or kind in _EACH
+
+
+def _applied(net: Net, values: Params, x: Tensor, seen: list[_Seen]) -> Tensor:
+    """Return the outputs of x [clients, samples, …], and put down what layers with parameters saw."""
+    clients, count = x.shape[:2]
+    for prefix, layer in _layers(net):
+        names = [f"{prefix}.{name}".lstrip(".") for name in ("weight", "bias")]
+        weight, bias = (values.get(name) for name in names)
+        if isinstance(layer, nn.Linear) and weight is not None:
+            rows = x.flatten(2, -2) if x.ndim > 3 else x.unsqueeze(2)  # [clients, samples, places, in]
+            given = rows.detach()
+            outputs = (rows.flatten(1, 2) @ weight.mT).reshape(*rows.shape[:3], -1)
+            outputs = outputs if bias is None else outputs + bias[:, None, None]
+            outputs = outputs if outputs.requires_grad else outputs.requires_grad_()
+            seen.append(_Seen(names[0], None if bias is None else names[1], given, outputs, norm=False))
+            x = outputs.reshape(*x.shape[:-1], outputs.shape[-1])
+        elif isinstance(layer, nn.Conv2d) and weight is not None:
+            x = _convolved(layer, weight, bias, x, seen, names)
+        elif isinstance(layer, nn.LayerNorm) and weight is not None and bias is not None:
+            given = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+            spread = [1] * (x.ndim - 2)
+            outputs = given * weight.reshape(clients, *spread, -1) + bias.reshape(clients, *spread, -1)
+            outputs = outputs if outputs.requires_grad else outputs.requires_grad_()
+            seen.append(_Seen(names[0], names[1], given.detach(), outputs, norm=True))
+            x = outputs
+        elif isinstance(layer, nn.Flatten):
+            x = x.flatten(2)
+        else:
+            x = layer(x.flatten(0, 1))
+            x = x.reshape(clients, count, *x.shape[1:])
+    return x
+
+
+def _convolved(
+    layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, seen: list[_Seen], names: list[str]
+) -> Tensor:
+    clients, count = x.shape[:2]
+    padding: Any = layer.padding
+    patches = functional.unfold(x.flatten(0, 1), layer.kernel_size, layer.dilation, padding, layer.stride)
+    patches = patches.mT.reshape(clients, count, patches.shape[-1], -1)  # [clients, samples, places, in · k²]
+    outputs = (patches.flatten(1, 2) @ weight.flatten(2).mT).reshape(*patches.shape[:3], -1)
+    outputs = outputs if bias is None else outputs + bias[:, None, None]
+    outputs = outputs if outputs.requires_grad else outputs.requires_grad_()
+    seen.append(_Seen(names[0], None if bias is None else names[1], patches.detach(), outputs, norm=False))
+    height = (x.shape[-2] + 2 * padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1
+    return outputs.mT.reshape(clients, count, outputs.shape[-1], height, -1)
+
+
+def _sums(
+    seen: list[_Seen], slopes: tuple[Tensor, ...], shapes: dict[str, torch.Size], clip: Tensor, real: Tensor
+) -> Params:
+    """Return the sums of the clipped gradients of trained parameters, [clients, …]."""
+    squares, written = torch.zeros_like(slopes[0][..., 0].flatten(2)[..., 0]), Params()
+    slopes = tuple(torch.where(_like(real, slope), slope, 0.0) for slope in slopes)
+    for each, slope in zip(seen, slopes, strict=True):
+        if each.weight in shapes:
+            if each.norm:
+                written[each.weight] = (
+                    (slope * each.input).flatten(2, -2).sum(2) if slope.ndim > 3 else slope * each.input
+                )
+            elif slope.shape[2] > 1:
+                written[each.weight] = slope.mT @ each.input  # [clients, samples, out, in]
+            else:
+                squares = squares + _square(slope) * _square(each.input)
+        if each.bias in shapes:
+            written[each.bias] = slope.flatten(2, -2).sum(2) if slope.ndim > 3 else slope
+    for value in written.values():
+        squares = squares + _square(value)
+    factors, counts = clip_factors(squares, clip.unsqueeze(-1), real)
+    sums = Params()
+    for each, slope in zip(seen, slopes, strict=True):
+        if each.weight in shapes and each.weight not in written:
+            kept = torch.where(_like(counts, slope), slope, 0.0) * _like(factors, slope)
+            held = torch.where(_like(counts, each.input), each.input, 0.0)
+            sums[each.weight] = (kept.flatten(1, 2).mT @ held.flatten(1, 2)).reshape(shapes[each.weight])
+    for name, value in written.items():
+        sums[name] = (
+            (torch.where(_like(counts, value), value, 0.0) * _like(factors, value)).sum(1).reshape(shapes[name])
+        )
+    return sums
+
+
+def _square(value: Tensor) -> Tensor:
+    return value.flatten(2).square().sum(2)
+
+
+def _like(each: Tensor, value: Tensor) -> Tensor:
+    """Return what samples have [clients, samples], with as many axes as a value."""
+    return each.reshape(*each.shape, *[1] * (value.ndim - 2)).to(each.dtype)

@@ -1,0 +1,63 @@
+"""A coordinator or a server of a cloud that goes on from a copy: as if nothing was, or if it is an old one never."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_cloud_deployed import driven
+from test_moving import three
+from together import Together
+
+from personafl.deploy.net.messages import Announce, Code, Refused
+from personafl.deploy.server.coordination import Coordination
+
+
+def test_a_server_whose_mix_an_old_coordinator_would_make_with_another_is_refused(tmp_path: Path) -> None:
+    """0 and 1 were mixed after the copy; from it 0 would be mixed with 2, and has the same round number afterwards."""
+    with Together(three("async"), tmp_path) as made:
+        for place in range(3):
+            made.collect(place)
+        made.hand_in(0)
+        shutil.copytree(tmp_path / "coordinator", tmp_path / "copy", ignore=shutil.ignore_patterns("lock"))
+        made.hand_in(1)
+        for place in (0, 1):
+            assert made.proceed(place)
+            made.collect(place)
+        late, behind = made.cloud[2].seal(), made.cloud[0].seal()
+    assert isinstance(late.message, Announce)
+    assert isinstance(behind.message, Announce)
+    assert behind.message.heard is not None
+    assert (behind.message.heard.mixed, behind.message.heard.members) == (0, [0, 1])
+    with Coordination(made.recipe, tmp_path / "copy") as old:
+        with pytest.raises(Refused, match="cloud-0 is in round 2 and knows of mixes that this coordinator does not"):
+            old.announce(0, behind.message, behind.payload)  # it is ahead
+        old.announce(2, late.message, late.payload)
+        assert old.round_of(0) == behind.message.round  # and now it does not seem so
+        with pytest.raises(Refused, match="knows of mixes that this coordinator does not") as caught:
+            old.announce(0, behind.message, behind.payload)
+        assert caught.value.code is Code.WRONG_ROUND
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("whose", ["coordinator", "cloud-1"])
+def test_what_goes_on_from_a_copy_made_at_work_comes_to_the_simulators_bits(whose: str) -> None:
+    """At another port, from another folder; the first one is removed."""
+    (result,) = driven("restored", whose, "new")
+    assert result["equal"]
+    assert result["rounds"] == 14
+
+
+@pytest.mark.system
+def test_servers_end_that_are_ahead_of_their_coordinator() -> None:
+    (result,) = driven("restored", "coordinator", "old")
+    assert "goes on from an old copy: there this server is in round" in result["line"]
+
+
+@pytest.mark.system
+def test_an_old_copy_of_a_server_sends_no_device_back() -> None:
+    """It ends, and is dropped: its devices go on elsewhere with all that counted."""
+    (result,) = driven("restored", "cloud-1", "old")
+    assert "is an old copy: it is in round" in result["line"]
+    assert result["equal"]

@@ -1,0 +1,79 @@
+"""Sums of clipped gradients in the fast way are those of the definition, and what is not known goes that way."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from personafl.core.batches import Batch
+from personafl.core.losses import MeanLoss, cross_entropy
+from personafl.core.net import Net
+from personafl.core.samples import clipped_sums
+from personafl.core.seam import definition
+from personafl.fast import samples
+
+NETS: dict[str, Any] = {
+    "perceptron": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3)),
+    "without a bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)),
+    "cnn": lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 2, (3, 2), stride=(1, 2), padding=(0, 1)),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    ),
+}
+
+
+def some(clients: int, samples_: int) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(clients, samples_, 1, 8, 8, generator=generator, dtype=torch.float64)
+    real = torch.ones(clients, samples_, dtype=torch.bool)
+    real[-1, -2:] = False
+    x[-1, -1] = torch.nan  # padding, whatever it is
+    x[0, 0] = torch.inf  # a sample without a gradient
+    y = torch.randint(3, (clients, samples_), generator=generator)
+    return Batch(x, y, real, torch.zeros(clients, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_it_is_the_definition(name: str) -> None:
+    """For one client and for stacked ones; of all parameters, and of some with the others fixed."""
+    net = Net(NETS[name]).to(torch.device("cpu"), torch.float64)
+    params = [{n: v.double() for n, v in net.init(torch.Generator().manual_seed(s)).items()} for s in range(2)]
+    batch, clip = some(2, 5), torch.tensor(0.4, dtype=torch.float64)
+    first = next(iter(params[0]))
+    for fixed in ((), (first,)):
+
+        def of(way: Any, own: Any, *parts: Any, fixed: Any = fixed) -> Any:
+            objective = MeanLoss(net, cross_entropy, {n: own[n] for n in fixed})
+            assert samples._plain(objective)
+            return way(objective, {n: v for n, v in own.items() if n not in fixed}, Batch(*parts), clip, None)[0]
+
+        each = [of(definition(clipped_sums), params[row], *(part[row] for part in batch[:4])) for row in range(2)]
+        alone = [of(samples.clipped_sums, params[row], *(part[row] for part in batch[:4])) for row in range(2)]
+        torch.testing.assert_close(alone, each, rtol=0, atol=1e-12)
+        stacked = {n: torch.stack([one[n] for one in params]) for n in params[0]}
+        both = vmap(lambda own, *parts: of(samples.clipped_sums, own, *parts))(stacked, *batch[:4])
+        together = {n: torch.stack([one[n] for one in each]) for n in each[0]}
+        torch.testing.assert_close(both, together, rtol=0, atol=1e-12)
+
+
+class Mixing(nn.Module):
+    """Lets samples see each other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def test_what_is_not_known_is_not_taken() -> None:
+    layers = (Mixing(), nn.Dropout(0.1), nn.GroupNorm(1, 64), nn.BatchNorm1d(64))
+    for layer in layers:
+        net = Net(lambda layer=layer: nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 3)), buffers="dropped")
+        assert not samples._plain(MeanLoss(net, cross_entropy))
+    net = Net(NETS["perceptron"])
+    assert not samples._plain(MeanLoss(net, lambda scores, y: cross_entropy(scores - scores.mean(0), y)))

@@ -1,0 +1,112 @@
+"""Runs with [robust]: those without it where nothing is asked, and what is refused before anything runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from personafl.core import tree, wire
+from personafl.errors import BadInput
+from personafl.recipe.recipe import Recipe
+from personafl.recipe.robust import RobustSection, RuleName
+from personafl.robust.table import RULES
+from personafl.runs.build import prepare
+from personafl.simulate.simulator import Simulation
+from personafl.storage.store import Store
+
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"normalize": "none", "partition": {"kind": "classes", "clients": 12, "per_client": 4}},
+    "model": {"name": "mlp", "hidden": [12], "personal": "output"},
+    "training": {"epochs": 1, "batch": 16, "lr": 0.1},
+    "federation": {"cohort": 7},
+    "method": {"name": "fedalt"},
+    "engine": {"threads": 1, "strategy": "stacked"},
+    "evaluation": {"every": 0},
+    "robust": {"rule": "trimmed-mean", "f": 2},
+}
+
+
+def recipe(**sections: Any) -> Recipe:
+    return Recipe.parse({key: value for key, value in {**SMALL, **sections}.items() if value is not None})
+
+
+def after(given: Recipe, path: Path) -> tuple[Simulation, Any]:
+    simulation = Simulation(prepare(given).federation, Store(path, 2**20))
+    return simulation, [simulation.step(number) for number in range(2)][-1]
+
+
+def model(simulation: Simulation) -> torch.Tensor:
+    state = simulation.server
+    shared = state.own.shared if hasattr(state, "own") else state.shared
+    return torch.cat([leaf.flatten() for leaf in tree.leaves(shared.model)])
+
+
+def test_the_names_are_those_of_the_table() -> None:
+    assert set(RuleName.__args__) == set(RULES)  # type: ignore[attr-defined]
+
+
+def test_a_mean_with_nothing_more_is_the_run_without_it(tmp_path: Path) -> None:
+    one, _ = after(recipe(robust={}), tmp_path / "one")
+    other, _ = after(recipe(robust=None), tmp_path / "other")
+    torch.testing.assert_close(model(one), model(other), rtol=0, atol=1e-6)
+
+
+def test_a_run_has_its_rule_and_tells_of_it(tmp_path: Path) -> None:
+    """Centered clipping keeps what it gave the round before; a checkpoint brings all of the state back."""
+    robust = {"rule": "centered-clipping", "f": 0.3, "pre": ["arc", "nnm"], "clip": {"times": 1.5}}
+    simulation, last = after(recipe(robust=robust), tmp_path / "one")
+    assert set(last.told) == {"clip", "clipped", "left_out"}
+    assert last.told["clip"] > 0
+    assert any(bool((leaf != 0).any()) for leaf in tree.leaves(simulation.server.centre))
+    again = Simulation(simulation.federation, Store(tmp_path / "two", 2**20), wire.encode(simulation.saved()))
+    assert torch.equal(model(again), model(simulation))
+    kept = zip(tree.leaves(again.server), tree.leaves(simulation.server), strict=True)
+    assert all(torch.equal(a, b) for a, b in kept)
+
+
+def test_uploads_count_alike_unless_they_are_averaged() -> None:
+    assert recipe().federation.weights == "uniform"
+    assert recipe(robust={}).federation.weights == "examples"
+    assert recipe(robust={"pre": ["nnm"]}).federation.weights == "uniform"
+
+
+@pytest.mark.parametrize(("f", "cohort", "hostile"), [(2, 7, 2), (0.3, 10, 3), (0.29, 10, 2), (0.0, 10, 0)])
+def test_hostile_clients_are_a_count_or_a_share(f: int | float, cohort: int, hostile: int) -> None:
+    assert RobustSection(f=f).hostile(cohort) == hostile
+
+
+@pytest.mark.parametrize(
+    ("sections", "match"),
+    [
+        ({"secure": {}}, r"robust: with \[secure\] single uploads are not seen"),
+        ({"privacy": {"noise": 1.0}, "federation": {}}, r"robust: with \[privacy\] noise is for the mean"),
+        ({"buffer": {"size": 2}, "federation": {}}, r"robust: with \[buffer\] an upload is discounted"),
+        ({"cloud": {"servers": 2}, "federation": {}}, r"robust: with \[cloud\] several servers"),
+        ({"deploy": {"input_shape": [1, 8, 8], "classes": 10}}, r"robust: with \[deploy\] devices are processes"),
+        ({"federation": {"cohort": 7, "weights": "examples"}}, "robust rules count uploads alike"),
+        ({"federation": {"cohort": 7, "sampling": "bernoulli"}}, "cohorts by coins may be too small"),
+        ({"robust": {"rule": "median", "most": 0.2}}, "robust.most: is for"),
+        ({"robust": {"rule": "medain"}}, "robust.rule"),
+        ({"robust": {"f": 0.5}}, "robust.f"),
+        ({"robust": {"pre": ["clip"]}}, "robust.pre"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(sections: dict[str, Any], match: str) -> None:
+    with pytest.raises(BadInput, match=match):
+        recipe(**sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "match"),
+    [
+        ({"method": {"name": "scaffold"}}, "robust: what scaffold's clients send"),
+        ({"robust": {"rule": "median", "f": 4}}, "Median holds against 4 hostile uploads among at least 9, and here"),
+        ({"robust": {"rule": "bulyan", "f": 2}}, "Bulyan holds against 2 hostile uploads among at least 11"),
+        ({"robust": {"rule": "median", "f": 2, "pre": ["bucketing"]}}, "among at least 5, and here are 4"),
+    ],
+)
+def test_what_cannot_hold_is_refused_before_it_runs(sections: dict[str, Any], match: str) -> None:
+    with pytest.raises(BadInput, match=match):
+        prepare(recipe(**sections))
