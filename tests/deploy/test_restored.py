@@ -10,7 +10,8 @@ from test_cloud_deployed import driven
 from test_moving import three
 from together import Together
 
-from personafl.deploy.net.messages import Announce, Code, Refused
+from personafl.deploy.net.messages import Alive, Announce, Code, Refused
+from personafl.deploy.server.cloudserver import whose_copy_is_old
 from personafl.deploy.server.coordination import Coordination
 
 
@@ -38,6 +39,28 @@ def test_a_server_whose_mix_an_old_coordinator_would_make_with_another_is_refuse
         with pytest.raises(Refused, match="knows of mixes that this coordinator does not") as caught:
             old.announce(0, behind.message, behind.payload)
         assert caught.value.code is Code.WRONG_ROUND
+
+
+@pytest.mark.parametrize(
+    ("number", "sealed", "at", "ready", "after", "whose"),
+    [
+        (5, False, 5, False, 4, None),  # both are in the sixth round
+        (5, True, 5, True, 4, None),  # it is announced
+        (5, True, 5, False, 4, None),  # and the answer or the announcement was lost
+        (4, True, 5, False, 4, None),  # mixed, which the server has not heard
+        (4, True, 6, False, 4, None),  # a mix may skip rounds
+        (5, False, 5, True, 4, "own"),  # the server lost what it announced
+        (4, False, 5, False, 4, "own"),
+        (3, True, 5, False, 4, "own"),
+        (5, False, 4, False, 3, "coordinator"),
+        (5, False, 4, True, 3, "coordinator"),  # copied after this server's announcement
+        (5, True, 4, True, 3, "coordinator"),
+    ],
+)
+def test_who_is_behind_is_told_from_what_both_say(
+    number: int, sealed: bool, at: int, ready: bool, after: int, whose: str | None
+) -> None:
+    assert whose_copy_is_old(number, sealed, Alive(open=True, at=at, ready=ready, after=after)) == whose
 
 
 @pytest.mark.system

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -233,6 +233,18 @@ class CloudRounds(Adopting):
         return self._filled < self._places
 
 
+def whose_copy_is_old(number: int, sealed: bool, said: messages.Alive) -> Literal["own", "coordinator"] | None:
+    """Return who is behind the other: a server that is in this round, sealed or not, or its coordinator that said so.
+
+    A coordinator that is in a later round, or has what this server would still announce, is ahead of it, unless that
+    follows the very announcement that was sealed here. In an earlier round it is behind, whether it has that or not.
+    """
+    if number > said.at:
+        return "coordinator" if said.open else None
+    ahead = number < said.at or said.ready
+    return "own" if ahead and not (sealed and number in (said.at, said.after)) else None
+
+
 class _CloudServer(Server):
     """A server that has a coordinator."""
 
@@ -262,13 +274,13 @@ class _CloudServer(Server):
         said, _ = await self._coordinator.ask(messages.Beat(round=own.done))
         assert isinstance(said, messages.Alive)
         number, sealed = (own.done, False) if own.open is None else (own.open.number, own.open.sealed)
-        knows = number < said.at or said.ready
-        if knows and not (sealed and number in (said.at, said.after)):
+        old = whose_copy_is_old(number, sealed, said)
+        if old == "own":
             raise BadInput(
                 f"{config.out}: is an old copy: it is in round {number + 1}, of which the coordinator has more; start "
                 f"from a newer one, or drop this server (personafl drop {own.name}), and others have its devices"
             )
-        if said.open and number > said.at:
+        if old == "coordinator":
             raise BadInput(
                 f"--coordinator {self._coordinator.address}: goes on from an old copy: there this server is in round "
                 f"{said.at + 1}, and here in round {number + 1}; start the coordinator from a newer one"
