@@ -1,13 +1,15 @@
 """Rounds of stacked clients on a GPU: one by one, stacked, from CUDA graphs, and the floor that no method can beat.
 
     python benchmarks/gpu.py [--works mlp-100,cifar] [--repeats 5] [--dtype tf32] [--full-training]
+    python benchmarks/gpu.py --methods fedavg,quped,pfedme,fedslr [--works cnn1] [--full-training]
 
 FedAvg on synthetic data, all clients in every round, by plain SGD or, `--full-training`, with momentum, weight decay
 and a schedule. A round is a step of the simulator: it draws batches, trains, checks and averages. The floor is one
 shared model on the same samples, as few kernels as there are (the steps of one client whose batches are those of all
 clients, from a CUDA graph, with batches drawn beforehand). Streamed is from CUDA graphs with the data in the host's
-memory. The ways take turns; milliseconds are the best of the repeats, one by one of a single round. Without a GPU it
-says so and does nothing.
+memory. The ways take turns; milliseconds are the best of the repeats, one by one of a single round. With `--methods`
+they are rounds of these from CUDA graphs, with defaults but for QuPeD's two bits, beside the first's. Without a
+GPU it says so and does nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +28,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from work import cifar, femnist, mlp, resnet
 
-from personafl.algorithms.fedavg import fedavg
-from personafl.algorithms.training import Training
+from personafl.algorithms import METHODS, Training
 from personafl.core.algorithm import Problem
 from personafl.core.batches import Steps
 from personafl.core.losses import cross_entropy
@@ -70,11 +71,15 @@ WORKS = {
     "cifar": Work(cifar, IMAGE, 10, 50, 5, 10),  # as the benchmark of pfl-research
     "resnet20": Work(resnet, IMAGE, 10, 20, 5, 25),
     "resnet18": Work(lambda: convolutional.resnet18(IMAGE, 10), IMAGE, 10, 10, 5, 25),
+    "cnn1": Work(lambda: convolutional.cnn1((1, 28, 28), 10, filters=32), (1, 28, 28), 10, 50, 10, 25),  # QuPeD's
+    "cnn1-64": Work(lambda: convolutional.cnn1((1, 28, 28), 10), (1, 28, 28), 10, 50, 10, 25),
 }
+USUAL = tuple(name for name in WORKS if not name.startswith("cnn1"))
+OPTIONS = {"quped": {"bits": 2}, "qupel": {"bits": 2}}
 GPU = torch.device("cuda")
 
 
-def simulation(work: Work, strategy: str, dtype: str, *, streamed: bool = False) -> Simulation:
+def simulation(work: Work, strategy: str, dtype: str, *, streamed: bool = False, method: str = "fedavg") -> Simulation:
     """Return a simulation of the workload, with its data on the GPU or brought there for each round."""
     generator = torch.Generator().manual_seed(0)
     samples = work.steps * work.batch
@@ -98,8 +103,9 @@ def simulation(work: Work, strategy: str, dtype: str, *, streamed: bool = False)
         data = replace(data, x=data.x.to(GPU), y=data.y.to(GPU))
     torch.manual_seed(0)
     problem = Problem(Net(work.model()).to(GPU, torch.float32), cross_entropy)
+    training = Training(work=Steps(epochs=1, batch=work.batch), optimizer=work.optimizer)
     federation = Federation(
-        algorithm=fedavg(Training(work=Steps(epochs=1, batch=work.batch), optimizer=work.optimizer)),
+        algorithm=METHODS[method].build(training, **OPTIONS.get(method, {})),
         data=data,
         problems=(problem,),
         problem_of=np.zeros(work.clients, dtype=np.int64),
@@ -113,9 +119,12 @@ def simulation(work: Work, strategy: str, dtype: str, *, streamed: bool = False)
     return Simulation(federation, Store(Path("/nowhere"), 2**30))
 
 
-def rounds(work: Work, strategy: str, dtype: str, *, streamed: bool = False) -> Callable[[], object]:
+def rounds(
+    work: Work, strategy: str, dtype: str, *, streamed: bool = False, method: str = "fedavg"
+) -> Callable[[], object]:
     """Return what runs one more round each time."""
-    simulated, number = simulation(work, strategy, dtype, streamed=streamed), iter(range(10**9))
+    simulated = simulation(work, strategy, dtype, streamed=streamed, method=method)
+    number = iter(range(10**9))
     return lambda: simulated.step(next(number))
 
 
@@ -150,10 +159,31 @@ def milliseconds(call: Callable[[], object]) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
+def taken_in_turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the best time of each way."""
+    for _ in range(3):  # warm up, and record
+        for way in ways.values():
+            way()
+    spent = [{way: milliseconds(call) for way, call in ways.items()} for _ in range(repeats)]
+    return {way: min(turn[way] for turn in spent) for way in ways}
+
+
+def compare_methods(works: list[str], methods: list[str], options: argparse.Namespace) -> None:
+    """Print a line per workload and method."""
+    print(f"{'work':<12}{'method':<12}{'graphs':>10}{'of ' + methods[0]:>12}")
+    for name in works:
+        work = replace(WORKS[name], optimizer=FULL if options.full_training else PLAIN)
+        ways = {method: rounds(work, "graphs", options.dtype, method=method) for method in methods}
+        best = taken_in_turns(ways, options.repeats)
+        for method, time_ in best.items():
+            print(f"{name:<12}{method:<12}{time_:>10.2f}{time_ / best[methods[0]]:>12.2f}", flush=True)
+
+
 def main() -> None:
     """Print a line per workload."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--works", default=",".join(WORKS))
+    parser.add_argument("--works")
+    parser.add_argument("--methods", help="rounds of these, the first of which is the measure")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", choices=("float32", "tf32", "bfloat16"), default="float32")
     parser.add_argument("--full-training", action="store_true", help="momentum, weight decay and a schedule")
@@ -166,9 +196,12 @@ def main() -> None:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.dtype}, "
         f"{'full training' if options.full_training else 'plain SGD'}; ms a round, and times the floor"
     )
+    if options.methods:
+        compare_methods((options.works or "cnn1").split(","), options.methods.split(","), options)
+        return
     columns = (("one by one", 12), *((way, 10) for way in ("stacked", "graphs", "streamed", "floor")))
     print(f"{'work':<12}", *(f"{name:>{width}}" for name, width in columns), f"{'gain':>8}{'of floor':>10}", sep="")
-    for name in options.works.split(","):
+    for name in options.works.split(",") if options.works else USUAL:
         work = replace(WORKS[name], optimizer=FULL if options.full_training else PLAIN)
         ways = {
             "stacked": rounds(work, "stacked", options.dtype),
@@ -176,11 +209,7 @@ def main() -> None:
             "streamed": rounds(work, "graphs", options.dtype, streamed=True),
             "floor": floor(work, options.dtype),
         }
-        for _ in range(3):  # warm up, and record
-            for way in ways.values():
-                way()
-        spent = [{way: milliseconds(call) for way, call in ways.items()} for _ in range(options.repeats)]
-        best = {way: min(turn[way] for turn in spent) for way in ways}
+        best = taken_in_turns(ways, options.repeats)
         rounds(replace(work, clients=2), "sequential", options.dtype)()  # warm up
         best["sequential"] = milliseconds(rounds(work, "sequential", options.dtype))
         print(

@@ -55,6 +55,7 @@ def test_runs_of_two_splits_are_not_compared(main: Main) -> None:
     code, _, err = main("reproduce", "fedslr/figure5", "--from", "a", "--from", "b")
     assert code == 2
     assert "b/scaffold-seed0: seed 0 has another split than in a/fedavg-seed0" in " ".join(err.split())
+    assert main("reproduce", "fedslr/figure5", "--from", ".")[2] == err  # a folder of comparisons
     code, _, err = main("reproduce", "fedslr/figure5", "--from", "a", "--from", "a")
     assert code == 2
     assert "fedavg with seed 0 is also in a/fedavg-seed0; give one" in " ".join(err.split())

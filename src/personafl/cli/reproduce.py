@@ -60,7 +60,11 @@ def reproduce(
     ] = None,
     sources: Annotated[
         list[Path] | None,
-        typer.Option("--from", metavar="DIR", help="Run nothing: judge the finished runs there; may be repeated."),
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Run nothing: judge a finished comparison, or all in a folder; may be repeated.",
+        ),
     ] = None,
     checking: Checking = False,
     out_path: Out = None,

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from personafl.core.seam import replaceable
 from personafl.core.tree import Params
 
 Prox = Callable[[Params], Params]
@@ -31,6 +32,7 @@ def box(v: Tensor, low: float, high: float) -> Tensor:
     return v.clamp(low, high)
 
 
+@replaceable
 def nuclear(matrix: Tensor, width: float | Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Singular value thresholding: R = ‖X‖_* (the sum of singular values), width = t.
 

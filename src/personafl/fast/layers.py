@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    handle_torch_function,
+    has_torch_function,
+)
 
 from personafl.fast.bfloat16 import exactly, rounded, rounding
+from personafl.fast.convolution import Convolution, products_pay
 from personafl.fast.stack import Outside, Stack
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -94,9 +100,27 @@ class Layers(TorchFunctionMode):
             return self._gram_outputs(*args)
         if self._stack is None and func is functional.group_norm:
             return _group_norm(*args, **(kwargs or {}))
-        if self._stack is not None and func in _CONVOLUTIONS and rounding(args[0]):
-            return _biased_after(func, *args, **(kwargs or {}))
+        if self._stack is not None and func in _CONVOLUTIONS:
+            if rounding(args[0]):
+                return _biased_after(func, *args, **(kwargs or {}))
+            if func is functional.conv2d and not kwargs:
+                return self._convolution(*args)
         return func(*args, **(kwargs or {}))
+
+    def _convolution(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, *rest: Any
+    ) -> Tensor:
+        stack, pads = self._stack, _pair(padding)
+        plain = _pair(stride) == (1, 1) and all(_pair(value) == (1, 1) for value in rest)  # rest: dilation, groups
+        if stack is None or not (plain and pads and x.ndim == 4 and stack.has(x) and stack.has(weight)):
+            return functional.conv2d(x, weight, bias, stride, padding, *rest)
+        own = stack.plain(x), stack.plain(weight)
+        if any(p >= k for p, k in zip(pads, weight.shape[2:], strict=True)) or not products_pay(*own, pads):
+            return functional.conv2d(x, weight, bias, stride, padding, *rest)
+        with Outside():
+            result: Tensor = Convolution.apply(*own, pads)  # type: ignore[no-untyped-call]
+        each = stack.each(result)
+        return each if bias is None else each + bias.reshape(-1, 1, 1)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         stack, keep = self._stack, self._keeper(weight)
@@ -131,6 +155,18 @@ class Layers(TorchFunctionMode):
         """Return what takes parts of a weight's gradient, if they are kept."""
         name = self._names.get(id(weight))
         return None if name is None else self.kept.setdefault(name, []).append
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """Return a setting of a convolution for rows and columns; None where it is a word."""
+    if isinstance(value, str):
+        return None
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def entered() -> bool:
+    """Say whether layers are computed by `Layers` now."""
+    return isinstance(_get_current_function_mode(), Layers)  # type: ignore[no-untyped-call]
 
 
 def _biased_after(

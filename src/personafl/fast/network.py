@@ -1,5 +1,6 @@
 """Networks called in fewer passes over memory."""
 
+import contextlib
 import weakref
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor, nn
 
 from personafl.core.net import Net
 from personafl.fast.bfloat16 import rounding
-from personafl.fast.stack import transformed
+from personafl.fast.layers import Layers, entered
+from personafl.fast.stack import stack_around, transformed
 
 
 class _Facts:
@@ -40,13 +42,20 @@ def called(net: Net, values: dict[str, Tensor], x: Tensor) -> Tensor:
     try:
         for table, local, value in places:
             table[local] = value
-        output: Tensor = facts.module(x)
+        with _layers(x):
+            output: Tensor = facts.module(x)
         if facts.writes is None and not transformed():
             facts.writes = x._version > 0
         return output
     finally:
         for (table, local, _), old in zip(places, before, strict=True):
             table[local] = old
+
+
+def _layers(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return what computes layers on a GPU where no gradient is taken of them: there `Layers` is not entered yet."""
+    stack = stack_around() if x.device.type == "cuda" else None
+    return contextlib.nullcontext() if stack is None or entered() else Layers(stack, {}, factored=False)
 
 
 def _channels_last(facts: _Facts, x: Tensor) -> bool:

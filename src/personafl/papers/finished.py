@@ -18,14 +18,18 @@ from personafl.storage.files import read_json
 
 def tables_of(paths: Sequence[Path], paper: Paper, names: Sequence[str]) -> tuple[list[Shown], list[Path]]:
     """Return tables of a paper, from whatever comparisons have their runs, and the comparisons that are unfinished."""
-    runs, unfinished = finished(paths)
+    every = comparisons(paths)
+    runs, unfinished = finished(every)
     have = {run for run, _ in runs}
     known = [name for name in names if have.intersection(paper.tables[name].runs)]
     if not known:
         needed = dict.fromkeys(run for name in names for run in paper.tables[name].runs)
         raise BadInput(f"{paths[0]}: has no finished run of {', '.join(needed) or 'them: they are not made by runs'}")
     sources = " ".join(f"--from {shlex.quote(str(path))}" for path in paths)
-    made = "; ".join(dict.fromkeys(ran(api.recipe_of(path)) for path in paths))
+    sizes: dict[str, set[int]] = {}
+    for recipe in map(api.recipe_of, every):
+        sizes.setdefault(size_of(recipe), set()).update(recipe.compare.seeds)
+    made = "; ".join(_with_seeds(size, sorted(seeds)) for size, seeds in sizes.items())
     return [
         Shown.of(paper, name, runs, made, None, f"personafl reproduce {paper.key}/{name} {sources}") for name in known
     ], unfinished
@@ -48,6 +52,15 @@ def tables_of_preset(path: Path, preset: Preset | None = None) -> tuple[list[Sho
         Shown.of(made.paper, name, runs, ran(recipe), differs, f"personafl reproduce {made.paper.key}/{name}{size}")
         for name in names
     ], unfinished
+
+
+def comparisons(paths: Sequence[Path]) -> list[Path]:
+    """Return comparisons: a folder that is none stands for those in it."""
+    found = []
+    for path in paths:
+        inside = [] if (path / "comparison.toml").exists() else sorted(path.glob("*/comparison.toml"))
+        found += [file.parent for file in inside] or [path]
+    return found
 
 
 def finished(paths: Sequence[Path]) -> tuple[Runs, list[Path]]:
@@ -74,6 +87,15 @@ def finished(paths: Sequence[Path]) -> tuple[Runs, list[Path]]:
 
 
 def ran(recipe: Recipe) -> str:
+    """Say what was run: what decides the size of a comparison, and its seeds."""
+    return _with_seeds(size_of(recipe), recipe.compare.seeds)
+
+
+def _with_seeds(size: str, seeds: Sequence[int]) -> str:
+    return f"{size}; seeds {', '.join(map(str, seeds))}"
+
+
+def size_of(recipe: Recipe) -> str:
     """Say what decides the size of a comparison: data and clients, who takes part, how long, the network."""
     partition, training = recipe.data.partition, recipe.training
     dealt = {} if partition is None else partition.model_dump(exclude={"kind"}, exclude_none=True)
@@ -92,11 +114,7 @@ def ran(recipe: Recipe) -> str:
     epochs = f"{least}{training.epochs} epochs" if (training.epochs or 1) > 1 else "1 epoch"
     work = f"{least}{training.steps} steps" if training.steps else epochs
     network = f"{recipe.model.name} {_pairs(recipe.model.options)}".strip()
-    seeds = ", ".join(map(str, recipe.compare.seeds))
-    return (
-        f"{Path(recipe.data.source).name}{kind}; {part}; {before}{long} of {work}, batch {training.batch}; {network}; "
-        f"seeds {seeds}"
-    )
+    return f"{Path(recipe.data.source).name}{kind}; {part}; {before}{long} of {work}, batch {training.batch}; {network}"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from personafl.simulate.clientside import ClientSide, received
 from personafl.simulate.cohort import draw_cohort, draw_offline
 from personafl.simulate.engine import steps_of
 from personafl.simulate.federation import Federation
+from personafl.simulate.resident import ResidentStates
 from personafl.simulate.serverside import ServerSide
 from personafl.simulate.trainer import Chunk, Done, StatesOnNodes
 from personafl.simulate.workers.local import WorkerFailed, cores, workers_for
@@ -104,8 +105,10 @@ class Simulation(ClientSide):
         super().__init__(federation.learners, store)
         self.federation = federation
         self.workers = workers_for(self.trainer, federation.workers)
-        self.store = self.workers.stored(store, federation.data.clients)
         self._device = federation.data.device
+        self.store = self.workers.stored(store, federation.data.clients)
+        if self._device.type == "cuda" and self.store is store:
+            self.store = ResidentStates(store, federation.data.clients, self._device, store.budget)
         self.servers = self._begin()
         self._drawn: tuple[int, Clients] | None = None  # the next round and its cohort, drawn ahead
         self._plan: tuple[int, Clients, list[tuple[int, Clients]]] | None = None  # of its chunks
@@ -141,7 +144,7 @@ class Simulation(ClientSide):
         done = self._train(server, cohort, message, number)
         loss = float("nan")
         if done.uploads is not None:
-            state = server.rule.update(server.state, done.uploads, number)
+            state = server.unchecked(server.state, done.uploads, number)
             self._look(done, number)  # as late as that, for a GPU is waited for here
             server.state = server.checked(state, number)
             loss = done.uploads.loss()
@@ -288,8 +291,7 @@ class Simulation(ClientSide):
             self._keep(clients, states)
 
     def _keep(self, clients: Clients, states: Tree) -> None:
-        flat = {path: leaf.cpu() for path, leaf in tree.flatten(states).items()}
-        if flat:
+        if flat := tree.flatten(states):
             self.store.put(clients, flat)
 
     def _check_trained(self, number: int, clients: Clients, finite: torch.Tensor) -> None:

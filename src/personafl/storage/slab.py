@@ -71,7 +71,7 @@ class Slab:
         """Write the states of clients."""
         self._rows[rows, _OWNER] = _as_bytes(torch.from_numpy(clients))
         for (path, _, _), place in zip(self.layout, self._places, strict=True):
-            self._rows[rows, place] = _as_bytes(stacked[path])
+            self._rows[rows, place] = _as_bytes(stacked[path].cpu())
 
     def take(self, rows: Rows, clients: Clients) -> Entry:
         """Return a copy of the states of clients, stacked."""
