@@ -126,11 +126,11 @@ docs: install-dev
 VERDICTS := quped/table8-4:mnist4 quped/table8-3:mnist3 quped/table3-mnist:sampled quped/table2-femnist:writers quped/table4-femnist:devices \
 	quped/table7:writers,fixed fedbcd/figure3a:a fedbcd/figure3b:b fedbcd/figure3c:c fedbcd/figure4ab:time-3 fedbcd/figure4cd:time-6
 results: install
-	@cat docs/_build/results.head docs/_build/at-size.md
+	@cat docs/_build/results.head docs/_build/at-size.head
 	@folder=$$(mktemp -d) && for archive in benchmarks/results/*.tar.xz; do \
 		name=$$(basename $$archive .tar.xz); tar -xJf $$archive -C $$folder; \
 		$(BIN)/personafl reproduce $$(echo $$name | sed 's|-|/|') --from $$folder/$$name --markdown | \
-		sed "s|$$folder|runs/at-size|; s|^\(## .*\)|\1, at the paper's size|; /^Differences are paired/d" | cat -s; cat docs/_build/$$name.md; echo; \
+		sed "s|$$folder|runs/at-size|; s|^\(## .*\)|\1, at the paper's size|; /^Differences are paired/d" | cat -s; cat docs/_build/$$name.tail; echo; \
 	done; rm -r $$folder
 	@for verdict in $(VERDICTS); do \
 		preset=$${verdict%%:*}; runs=--from\ runs/evidence-$${preset%%/*}/; \
