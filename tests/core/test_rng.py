@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from personafl.core import rng
 
@@ -126,3 +127,19 @@ def test_purposes_do_not_share_bits(purpose: str) -> None:
     """Under one seed, two purposes agree in no draw of a thousand."""
     other = {"epoch": "cohort", "cohort": "init"}[purpose]
     assert not np.any(rng.mix(0, purpose, np.arange(1000)) == rng.mix(0, other, np.arange(1000)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gaussians_of_keys_are_gaussian(dtype: torch.dtype) -> None:
+    """By Kolmogorov and Smirnov, in the tail beyond 4, of which 25 are expected, between pairs, keys and neighbours."""
+    keys = torch.tensor([5, -7])
+    drawn = rng.gaussians(keys, 200_001, dtype)
+    assert drawn.dtype == dtype
+    assert torch.equal(drawn[1:], rng.gaussians(keys[1:], 200_001, dtype))
+    drawn = drawn.double()
+    for row in drawn.numpy():
+        assert stats.kstest(row, "norm").pvalue > 1e-3
+    assert 10 < int((drawn.abs() > 4).sum()) < 50
+    one, other = drawn[0, :100_000], drawn[0, 100_001:]
+    for a, b in ((one, other), (drawn[0], drawn[1]), (one[1:], one[:-1]), (one.square() - 1, other.square() - 1)):
+        assert abs(float((a * b).mean())) < 5 * float(b.std() * a.std()) / len(a) ** 0.5

@@ -20,7 +20,7 @@ from personafl.core.guard import Guard
 from personafl.core.losses import MeanLoss, cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
-from personafl.core.samples import clipped_sums, gaussians, guarded
+from personafl.core.samples import clipped_sums, gaussians, guarded, noisy_mean
 from personafl.core.split import Split
 from personafl.core.tree import Params
 from personafl.simulate.engine import Engine, gather
@@ -243,15 +243,15 @@ def looks_elsewhere(method: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     """
     case, keys, sums = built(method), [], []
 
-    def noise(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        keys.append(int(key))
-        return gaussians(key, count, dtype)
+    def noisy(given: Params, by: Guard) -> Params:
+        keys.append(int(by.key))
+        return noisy_mean(given, by)
 
     def clipped(*given: Any) -> Any:
         sums.append(clipped_sums(*given))
         return sums[-1]
 
-    monkeypatch.setattr(samples, "gaussians", noise)
+    monkeypatch.setattr(samples, "noisy_mean", noisy)
     monkeypatch.setattr(samples, "clipped_sums", clipped)
     try:
         data = drawn(case, 1e-30, 1e20)

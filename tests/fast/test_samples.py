@@ -8,10 +8,12 @@ from torch import nn
 from torch.func import vmap
 
 from personafl.core.batches import Batch
+from personafl.core.guard import Guard
 from personafl.core.losses import MeanLoss, cross_entropy
 from personafl.core.net import Net
-from personafl.core.samples import clipped_sums
+from personafl.core.samples import clipped_sums, noisy_mean
 from personafl.core.seam import definition
+from personafl.core.tree import Params
 from personafl.fast import samples
 
 NETS: dict[str, Any] = {
@@ -27,6 +29,9 @@ NETS: dict[str, Any] = {
         nn.Linear(12, 3),
     ),
 }
+
+
+SHAPES = {"second": (3,), "first": (4, 2), "third": ()}
 
 
 def some(clients: int, samples_: int) -> Batch:
@@ -61,6 +66,31 @@ def test_it_is_the_definition(name: str) -> None:
         both = vmap(lambda own, *parts: of(samples.clipped_sums, own, *parts))(stacked, *batch[:4])
         together = {n: torch.stack([one[n] for one in each]) for n in each[0]}
         torch.testing.assert_close(both, together, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("words", [1, 4])
+def test_noise_is_the_definitions(words: int) -> None:
+    """For one client and for stacked ones, by keys of the seed and by secret ones, whatever the order of the sums."""
+    generator = torch.Generator().manual_seed(0)
+    sums = {name: torch.randn(3, *shape, generator=generator).double() for name, shape in SHAPES.items()}
+    key = torch.randint(-(2**62), 2**62, (3, words), generator=generator).squeeze(1 if words == 1 else 0)
+    one = torch.ones(3, dtype=torch.float64)
+    guards = Guard(0.5 * one, 0.7 * one, torch.tensor([4.0, 5.0, 6.0]).double(), key, one.bool())
+
+    def of(row: int) -> tuple[Params, Guard]:
+        return {name: value[row] for name, value in sums.items()}, Guard(*(part[row] for part in guards))
+
+    each = [definition(noisy_mean)(*of(row)) for row in range(3)]
+    torch.testing.assert_close([samples.noisy_mean(*of(row)) for row in range(3)], each, rtol=0, atol=1e-12)
+    for way in (samples.noisy_mean, definition(noisy_mean)):
+        both = vmap(lambda own, *parts, way=way: way(own, Guard(*parts)))(sums, *guards)
+        together = {n: torch.stack([one[n] for one in each]) for n in each[0]}
+        torch.testing.assert_close(both, together, rtol=0, atol=1e-12)
+    drawn = [
+        torch.cat([each[row][n].flatten() - sums[n][row].flatten() / guards.size[row] for n in each[0]])
+        for row in range(3)
+    ]
+    assert torch.stack(drawn).unique().numel() == 3 * len(drawn[0])
 
 
 class Mixing(nn.Module):

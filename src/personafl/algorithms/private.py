@@ -62,7 +62,7 @@ from personafl.privacy.clip import AdaptiveClip
 from personafl.privacy.correlated import add, kept
 from personafl.privacy.discrete import discrete_gaussians, rounded
 from personafl.privacy.kinds import Mechanism
-from personafl.privacy.noise import gaussians
+from personafl.privacy.noise import gaussians, gaussians_on
 
 RADIUS = 2**24  # of the discrete mechanism's ball, in steps of its grid: sums of 2²⁹ clients are exact in float64
 
@@ -159,7 +159,8 @@ class PrivateServer(ServerRule):
             noisy = {name: (leaf + self._whole(f"{site}/{name}", leaf, sigma)) * step for name, leaf in named.items()}
         else:
             scale = self._of_sums() * clip
-            noisy = {name: leaf + self._drawn(f"{site}/{name}", leaf, scale) for name, leaf in named.items()}
+            drawn = self._drawn_all(site, named, scale)
+            noisy = {name: leaf + drawn[name] for name, leaf in named.items()}
         return tree.unflatten(sums, noisy)
 
     def _correlated(self, state: Private, sums: Tree, site: str) -> tuple[Any, Tree, Tensor]:
@@ -193,12 +194,12 @@ class PrivateServer(ServerRule):
         """Return the clip of the next round."""
         if not isinstance(self.clip, AdaptiveClip):
             return clip
-        spread, site = self.clip.noise * self.cohort, f"{site}/within the clip"
+        spread, site, within = self.clip.noise * self.cohort, f"{site}/within the clip", within.cpu()
         if self.mechanism == "discrete":  # twice the count is whole, and moves by 1
             count = within + self._whole(site, within, math.ceil(2 * spread)) / 2
         else:
             count = within + self._drawn(site, within, torch.tensor(spread))
-        share = 0.5 + count.cpu() / self.cohort
+        share = 0.5 + count / self.cohort
         return clip * torch.exp(-self.clip.rate * (share - self.clip.quantile))
 
     def _of_sums(self) -> float:
@@ -206,6 +207,15 @@ class PrivateServer(ServerRule):
         if not isinstance(self.clip, AdaptiveClip):
             return self.noise
         return 1 / math.sqrt(self.noise**-2 - (2 * self.clip.noise * self.cohort) ** -2)
+
+    def _drawn_all(self, site: str, named: dict[str, Tensor], scale: Tensor) -> dict[str, Tensor]:
+        """Return the noise of all leaves: a simulation's on a GPU is drawn there at once, or all would wait for it."""
+        device = next(iter(named.values())).device
+        if device.type != "cuda" or self.bound:
+            return {name: self._drawn(f"{site}/{name}", leaf, scale) for name, leaf in named.items()}
+        sizes = [leaf.numel() for leaf in named.values()]
+        parts = (gaussians_on(device, self.key, site, sum(sizes)) * scale.to(device)).split(sizes)
+        return {name: part.reshape(leaf.shape) for (name, leaf), part in zip(named.items(), parts, strict=True)}
 
     def _drawn(self, site: str, leaf: Tensor, scale: Tensor) -> Tensor:
         drawn = gaussians(self.key, site, leaf.numel()).reshape(leaf.shape) * scale.cpu()

@@ -5,6 +5,7 @@ seed, and a whole cohort's shuffles are drawn in one vectorised call.
 """
 
 import hashlib
+import math
 
 import numpy as np
 import torch
@@ -49,6 +50,24 @@ def scramble(z: Tensor) -> Tensor:
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
     return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def gaussians(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return standard Gaussians by keys [keys], [keys, count], wherever the keys are: they hide nothing.
+
+    The bits are SplitMix64's from each key on. For each two numbers, r cos φ and r sin φ (Box and Muller), float32
+    takes 31 bits for r and 32 for φ from a word, float64 63 and 64 from two.
+    """
+    pairs, exact = (count + 1) // 2, torch.float64 if dtype == torch.float64 else torch.float32
+    places = torch.arange(1, (pairs if exact == torch.float32 else 2 * pairs) + 1, device=keys.device)
+    words = scramble(keys.unsqueeze(1) + places * GOLDEN)
+    if exact == torch.float32:
+        bits, first, second = 31, words >> 32, (words << 32) >> 32
+    else:
+        bits, first, second = 63, words[:, :pairs], words[:, pairs:]
+    radii = ((first & ((1 << bits) - 1)).to(exact) + 0.5).mul(2.0**-bits).log().mul(-2).sqrt()
+    angles = second.to(exact) * (math.pi * 2.0**-bits)
+    return torch.cat([radii * angles.cos(), radii * angles.sin()], 1)[:, :count].to(dtype)
 
 
 def generator(*words: Word) -> torch.Generator:

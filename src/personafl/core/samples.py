@@ -15,12 +15,11 @@ Each sample is a minibatch of its own here: whatever a network does with a batch
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vmap
 
-from personafl.core import rng
+from personafl.core import rng, secret
 from personafl.core.batches import Batch
 from personafl.core.guard import Guard
 from personafl.core.losses import MeanLoss
@@ -34,17 +33,24 @@ def guarded(
     """Return g, and the mean over the real samples of the objective, which is not protected."""
     free = None if isinstance(objective, MeanLoss) else _without_samples(objective, params, batch)
     sums, values = clipped_sums(objective, params, batch, guard.clip, free)
+    gradient = noisy_mean(sums, guard)
+    if free is not None:
+        gradient = {name: value + free[name] for name, value in gradient.items()}
+    return gradient, torch.where(batch.real, values, 0.0).sum() / batch.real.sum().clamp(min=1)
+
+
+@replaceable
+def noisy_mean(sums: Params, guard: Guard) -> Params:
+    """Return (Σ + N(0, (zC)² I)) / b of sums: the noise of all parameters, by their names, is one draw."""
     noise = gaussians(guard.key, sum(total.numel() for total in sums.values()), next(iter(sums.values())).dtype)
-    gradient, at = Params(), 0
+    found, at = Params(), 0
     for name in sorted(sums):
         total = sums[name]
         drawn = noise[at : at + total.numel()].reshape(total.shape)
         at += total.numel()
         scale = (guard.noise * guard.clip).to(total.dtype)
-        gradient[name] = (total + scale * drawn.to(total.dtype)) / guard.size.to(total.dtype)
-    if free is not None:
-        gradient = {name: value + free[name] for name, value in gradient.items()}
-    return gradient, torch.where(batch.real, values, 0.0).sum() / batch.real.sum().clamp(min=1)
+        found[name] = (total + scale * drawn.to(total.dtype)) / guard.size.to(total.dtype)
+    return found
 
 
 @replaceable
@@ -96,17 +102,19 @@ def _without_samples(objective: Callable[[Params, Batch], Tensor], params: Param
 
 
 def gaussians(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return `count` standard Gaussians by a key []: they are the seed's, and no secret."""
-    found: Tensor = _Gaussians.apply(key, count, dtype)  # type: ignore[no-untyped-call]
+    """Return `count` standard Gaussians by a key: [] is the seed's, and no secret; [4] are the words of one that is."""
+    if key.is_cuda and not key.ndim:
+        return rng.gaussians(key.reshape(1), count, dtype)[0]
+    found: Tensor = _OnHost.apply(key, count, dtype)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Gaussians(torch.autograd.Function):
+class _OnHost(torch.autograd.Function):
     """Numbers of one key, or of each one's where clients are stacked: the same ones."""
 
     @staticmethod
     def forward(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        return _drawn([int(key)], count, dtype).squeeze(0).to(key.device)
+        return gaussians_of_each(key.unsqueeze(0), count, dtype).squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -116,13 +124,21 @@ class _Gaussians(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int, None, None], key: Tensor, count: int, dtype: torch.dtype
     ) -> tuple[Tensor, int]:
-        return _drawn(key.movedim(in_dims[0], 0).tolist(), count, dtype).to(key.device), 0
+        return gaussians_of_each(key.movedim(in_dims[0], 0), count, dtype), 0
 
 
-def _drawn(keys: list[int], count: int, dtype: torch.dtype) -> Tensor:
-    exact = np.float64 if dtype == torch.float64 else np.float32
-    numbers = np.empty((len(keys), count), dtype=exact)
-    for row, key in zip(numbers, keys, strict=True):
-        generator = np.random.Generator(np.random.SFC64(int(rng.mix(key, "noise"))))
-        generator.standard_normal(count, dtype=exact, out=row)
-    return torch.from_numpy(numbers)
+def gaussians_of_each(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return the numbers of each key [keys] or [keys, 4], [keys, count], where the keys are."""
+    if keys.is_cuda and keys.ndim == 1:
+        return rng.gaussians(keys, count, dtype)
+    if keys.ndim == 2:
+        rows = [secret.gaussians(row.numpy().tobytes(), count) for row in keys.cpu()]
+        return torch.stack(rows).to(keys.device, dtype)
+    numbers, generator = torch.empty(len(keys), count, dtype=dtype), torch.Generator()
+    for row, key in zip(numbers, keys.tolist(), strict=True):
+        generator.manual_seed(
+            key & (2**32 - 1)
+        )  # of a seed torch's generator takes 32 bits: 12 more say where it begins
+        torch.rand((key >> 32) & (2**12 - 1), generator=generator)
+        row.normal_(generator=generator)
+    return numbers

@@ -17,10 +17,12 @@ from torch.nn import functional
 
 from personafl.core import losses, tasks
 from personafl.core.batches import Batch
+from personafl.core.guard import Guard
 from personafl.core.losses import MeanLoss
 from personafl.core.net import Net
-from personafl.core.samples import clip_factors
+from personafl.core.samples import clip_factors, gaussians_of_each
 from personafl.core.samples import clipped_sums as defined
+from personafl.core.samples import noisy_mean as defined_mean
 from personafl.core.seam import definition
 from personafl.core.tree import Params
 from personafl.fast.stack import Outside, stack_around, transformed
@@ -66,6 +68,30 @@ def clipped_sums(
         found = {name: sums[name].squeeze(0) if stack is None else sums[name] for name in names}
         values = values.detach().squeeze(0) if stack is None else values.detach()
     return (found, values) if stack is None else ({n: stack.each(v) for n, v in found.items()}, stack.each(values))
+
+
+def noisy_mean(sums: Params, guard: Guard) -> Params:
+    """Return what `core.samples.noisy_mean` does, with as few passes over the noise as there can be."""
+    stack = stack_around()
+    if stack is None and transformed():
+        return definition(defined_mean)(sums, guard)
+
+    def plain(value: Tensor) -> Tensor:
+        return value.unsqueeze(0) if stack is None else stack.plain(value)
+
+    names = sorted(sums)
+    totals = [plain(sums[name]) for name in names]
+    clip, noise, size, keys = (plain(value) for value in (guard.clip, guard.noise, guard.size, guard.key))
+    with Outside(), torch.no_grad():
+        dtype, count = totals[0].dtype, sum(total[0].numel() for total in totals)
+        scale, share = (noise * clip / size).to(dtype), size.reciprocal().to(dtype)
+        drawn = gaussians_of_each(keys, count, dtype).mul_(scale.unsqueeze(1))
+        parts = drawn.split([total[0].numel() for total in totals], 1)
+        found = {
+            name: part.view(total.shape).addcmul_(total, share.reshape(-1, *[1] * (total.ndim - 1)))
+            for name, part, total in zip(names, parts, totals, strict=True)
+        }
+    return {name: value.squeeze(0) if stack is None else stack.each(value) for name, value in found.items()}
 
 
 def _plain(objective: Any) -> bool:

@@ -24,6 +24,7 @@ FASTER: seam.Table = {
     algorithm.weighted_sum: sums.weighted_sum,
     prox.nuclear: singular.nuclear,
     samples.clipped_sums: stacked_samples.clipped_sums,
+    samples.noisy_mean: stacked_samples.noisy_mean,
 }
 
 
