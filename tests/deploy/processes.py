@@ -1,7 +1,7 @@
 """Servers and devices as real processes on loopback, made by forking, and evidence gathered with them.
 
     python tests/deploy/processes.py equal | kills | failpoints | full | malformed | dropouts | load | canary | bare
-    python tests/deploy/processes.py sums | shares | unseen
+    python tests/deploy/processes.py sums | shares | samples | unseen
 
 Prints one JSON line per result. A forked child has torch and the data already, so it costs a fraction of a second; gRPC
 is imported in children only, for it does not survive a fork.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -36,6 +37,7 @@ from personafl.deploy.device.state import DeviceState
 from personafl.errors import StorageFailed
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
@@ -75,14 +77,38 @@ def unscaled(recipe: Recipe) -> Recipe:
 
 def simulated(recipe: Recipe) -> tuple[bytes, States]:
     """Return the server's state and the clients' after all rounds in the simulator."""
-    job = prepare(recipe)
+    federation = with_known_keys(prepare(recipe).federation)
     with tempfile.TemporaryDirectory() as folder:
-        simulation = Simulation(job.federation, Store(Path(folder) / "states", 2**30))
+        simulation = Simulation(federation, Store(Path(folder) / "states", 2**30))
         for number in range(recipe.rounds):
             simulation.step(number)
-        clients = [int(c) for c in job.federation.data.seen if int(c) in simulation.store]
+        clients = [int(c) for c in federation.data.seen if int(c) in simulation.store]
         states = {client: plain(simulation.store.get(client)) for client in clients}
         return wire.encode(simulation.saved()), states
+
+
+def with_known_keys(federation: Federation) -> Federation:
+    """Return it with samples protected as devices do it, from keys that tests know: `known_key`."""
+    from personafl.deploy.device.protecting import drawn_from
+    from personafl.privacy.distributed import client_key
+    from personafl.privacy.noise import make_key
+
+    def secret(client: int, phase: str, round_: int) -> bytes:
+        return drawn_from(client_key(make_key(0), client), phase, round_, 0)
+
+    if federation.protection is None:
+        return federation
+    return dataclasses.replace(federation, protection=dataclasses.replace(federation.protection, secret=secret))
+
+
+def known_key(path: Path, *, known: bool = False) -> bytes:
+    """Have a device make and keep a key as always, and return the one that tests know."""
+    from personafl.deploy.device.keeping import kept_key
+    from personafl.privacy.distributed import client_key
+    from personafl.privacy.noise import make_key
+
+    kept_key(path, known=known)
+    return client_key(make_key(0), int(path.parent.name.removeprefix("device-")))
 
 
 def plain(entry: dict[str, torch.Tensor]) -> dict[str, bytes]:
@@ -387,6 +413,17 @@ def shares(every: int = 1) -> Iterator[dict[str, Any]]:
     privacy = {"clip": 0.5, "noise": 1.0, "mechanism": "distributed"}
     few = {**FEW, "rounds": 1, "federation": {"cohort": 4}}
     recipe = recipe_of("ditto", 4, **few, data=data, secure=secure, privacy=privacy)
+    places = {"server": "run", "device-0": "devices/device-0"}
+    yield from kill_at_writes(recipe, Cluster, places, simulated(recipe), every)
+
+
+def samples(every: int = 1) -> Iterator[dict[str, Any]]:
+    """The same where samples are protected: a device has a key of their noise, and a ledger."""
+    from personafl.deploy.device import protecting
+
+    protecting.kept_key = known_key
+    data = {**SMALL["data"], "normalize": "none"}
+    recipe = recipe_of("ditto", 2, **FEW, data=data, sample_privacy={"noise": 1.5, "clip": 0.5})
     places = {"server": "run", "device-0": "devices/device-0"}
     yield from kill_at_writes(recipe, Cluster, places, simulated(recipe), every)
 
@@ -808,6 +845,7 @@ if __name__ == "__main__":
         "unseen": lambda: unseen(*rest),
         "sums": lambda: sums(*numbers),
         "shares": lambda: shares(*numbers),
+        "samples": lambda: samples(*numbers),
     }
     for result in makers[what]():
         print(json.dumps(result), flush=True)

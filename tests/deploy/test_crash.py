@@ -115,6 +115,17 @@ def test_so_do_sums_with_noise_of_devices(every: str) -> None:
     assert sum(result.get("failpoints", 0) for result in results) > 2
 
 
+@pytest.mark.parametrize(
+    "every", [pytest.param("1", marks=pytest.mark.slow), pytest.param("9", marks=pytest.mark.system)]
+)
+def test_so_do_protected_samples(every: str) -> None:
+    """A device that is killed draws the same noise for the same training, whatever it had written of it."""
+    pytest.importorskip("dp_accounting", reason="differential privacy is accounted for by dp-accounting")
+    results = driven("samples", every)
+    assert all(result["equal"] for result in results if "equal" in result)
+    assert sum(result.get("failpoints", 0) for result in results) > 2
+
+
 @pytest.mark.slow
 def test_dropouts_cost_little_and_no_round_is_lost() -> None:
     whole, *others = driven("dropouts")

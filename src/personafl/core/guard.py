@@ -15,7 +15,7 @@ class Guard(NamedTuple):
     clip: Tensor  # [] C
     noise: Tensor  # [] z, the noise's standard deviation over C
     size: Tensor  # [steps], of one step []: b, how many samples it is expected to have
-    key: Tensor  # [steps], of one step []: of its noise
+    key: Tensor  # [steps], of one step []: of its noise; with one axis more if it is a secret, of four words
     taken: Tensor  # [steps], of one step []: a minibatch may be without samples, and is a step of noise
 
     def at(self, step: int) -> "Guard":
@@ -30,4 +30,5 @@ class Guard(NamedTuple):
         """Return it with further steps that are not taken, of stacked clients [clients, steps]."""
         pad = torch.nn.functional.pad
         size = pad(self.size, (0, steps), value=1.0)
-        return self._replace(size=size, key=pad(self.key, (0, steps)), taken=pad(self.taken, (0, steps)))
+        key = pad(self.key, (0, 0) * (self.key.ndim - 2) + (0, steps))
+        return self._replace(size=size, key=key, taken=pad(self.taken, (0, steps)))

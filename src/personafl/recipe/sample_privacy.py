@@ -34,9 +34,14 @@ def check_sample_privacy(recipe: Any) -> None:
     """Fail if a recipe has privacy of samples beside something that would break it."""
     if recipe.sample_privacy is None:
         return
-    for key in ("cloud", "buffer", "deploy"):
+    for key in ("cloud", "buffer"):
         if getattr(recipe, key) is not None:
-            raise BadInput(f"sample_privacy: is for one simulated server that waits for its cohort; remove [{key}]")
+            raise BadInput(f"sample_privacy: is for one server that waits for its cohort; remove [{key}]")
+    if recipe.deploy is not None and recipe.sample_privacy.noise is None:
+        raise BadInput(
+            "sample_privacy.noise: on real devices it is a number, which they read in the recipe; set it to what "
+            "personafl privacy computes for an epsilon, or remove [deploy]"
+        )
     if recipe.federation.offline:
         raise BadInput("federation.offline: training without contact is not in the ledgers of [sample_privacy]; set 0")
     if recipe.training.class_weights == "balanced":

@@ -63,7 +63,7 @@ def prepare(
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
     own = given.model, make, given.loss, given.metrics
-    who = make_learners(recipe, algorithm, data, kinds, device, dtype, *own, simulated=True)
+    who = make_learners(recipe, algorithm, data, kinds, device, dtype, *own)
     start = make_start(recipe, who.problems[0].net, data.moments, data.scale)
     federation = Federation(
         algorithm=algorithm,

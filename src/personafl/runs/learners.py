@@ -11,7 +11,6 @@ from personafl.algorithms.uplink import compressed
 from personafl.core.algorithm import Algorithm
 from personafl.core.losses import Loss, Metric
 from personafl.data.federated import FederatedData
-from personafl.errors import BadInput
 from personafl.models import make_net_and_split
 from personafl.recipe.engine import EngineSection
 from personafl.recipe.recipe import Recipe
@@ -51,12 +50,8 @@ def make_learners(
     make: Maker = make_net_and_split,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    *,
-    simulated: bool = False,
 ) -> Learners:
     """Return the clients of a recipe, with data as networks see them; `kinds` says what device each has, [clients]."""
-    if recipe.sample_privacy is not None and not simulated:  # noise by a seed that a server knows hides nothing
-        raise BadInput("sample_privacy: is simulated only; remove it, or use personafl run")
     data = placed(data, device, dtype, recipe.engine.data_mb)
     problems = make_problems(recipe, algorithm, data, model, make, device, dtype, loss, metrics)
     memory, low = recipe.engine.memory_mb * 2**20, recipe.engine.dtype == "bfloat16"

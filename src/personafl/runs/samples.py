@@ -1,32 +1,23 @@
 """From the section [sample_privacy] to what protects the samples of each client, and to what each has spent."""
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from personafl.core import rng, wire
-from personafl.core.algorithm import only_by_gradients
-from personafl.core.batches import Batch, Steps, counted_steps
-from personafl.core.guard import Guard
-from personafl.core.samples import guarded
 from personafl.data.federated import Clients
-from personafl.errors import BadInput
 from personafl.privacy.accounting import compose, noise_for_all
 from personafl.privacy.library import library
-from personafl.recipe.privacy import check_moments
 from personafl.recipe.recipe import Recipe
+from personafl.runs.guarding import check_protectable, looks, open_phases
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.federation import Federation
 from personafl.simulate.protection import ALWAYS, Protection
-from personafl.simulate.trainer import Learners
 
 Sampled = tuple[tuple[float, int], ...]  # steps by their rate of Poisson sampling: (rate, how many)
-_NO_PACE = np.zeros(1, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -50,17 +41,10 @@ class Ledger:
 
 def protected(recipe: Recipe, federation: Federation) -> Federation:
     """Return the federation with samples protected as [sample_privacy] has it; fail if that cannot be."""
-    section, data, algorithm = recipe.sample_privacy, federation.data, federation.algorithm
+    section, data = recipe.sample_privacy, federation.data
     if section is None:
         return federation
-    if not only_by_gradients(algorithm.client):
-        raise BadInput(
-            f"sample_privacy: {algorithm.name} looks at samples otherwise than by one gradient of each minibatch, and "
-            "that is all that clipping and noise protect; leave it out, or remove [sample_privacy]"
-        )
-    computed, scaled = data.moments is not None, data.scale is not None
-    check_moments(recipe.data.normalize, recipe.data.scale, computed=computed, scaled=scaled, section="sample_privacy")
-    _check_separable(federation)
+    check_protectable(recipe, federation.algorithm.name, federation.learners)
     library()  # before any work, for the ledgers need it
     costs, noise, until = _Costs(recipe, federation), np.zeros(data.clients), np.full(data.clients, ALWAYS)
     budget = section.epsilon
@@ -104,8 +88,7 @@ class _Costs:
         assert section is not None  # else nobody asks
         self._recipe, self._data, self._cohort = recipe, data, federation.cohort
         self._poisson = section.sampling == "poisson"
-        kept = frozenset(rule.kept_phases) | frozenset(rule.tuning.keys() - rule.phases.keys())
-        self.open: frozenset[str] = frozenset() if section.personal else kept
+        self.open = open_phases(section, rule)
         self._phases = [work for name, work in rule.phases.items() if name not in self.open]
         self._tuning = [work for name, work in rule.tuning.items() if name not in self.open]
         self.members = frozenset(data.seen.tolist())
@@ -119,25 +102,12 @@ class _Costs:
         `tunes` None: it does if it may, in a cohort of some a member may be as new as others in the end.
         """
         size = int(self._data.train.sizes[client])
-        found: Counter[float] = Counter()
-        for work in self._phases:
-            self._add(found, work, size, rounds)
+        found = looks(self._phases, size, rounds, poisson=self._poisson)
         some = self._cohort < len(self.members) or self._recipe.federation.sampling == "bernoulli"
         may = self._tuned_at_end or not rounds or (tunes is None and some)
         if may and tunes is not False:
-            for work in self._tuning:
-                self._add(found, work, size, 1)
+            found += looks(self._tuning, size, 1, poisson=self._poisson)
         return tuple(sorted(found.items()))
-
-    def _add(self, found: Counter[float], work: Steps, size: int, times: int) -> None:
-        if not size or not times:
-            return
-        sizes, most = np.array([size]), dataclasses.replace(work, least=None)
-        steps, batch = int(counted_steps(most, sizes, _NO_PACE)[0]), min(work.batch or size, size)
-        if self._poisson:
-            found[batch / size] += times * steps
-        else:  # a sample is in one minibatch of each pass, and each round begins with a new one
-            found[1.0] += times * (-(-steps * batch // size) if work.epochs is None else work.most)
 
     def participations(self, rounds: int, until: Clients) -> Clients:
         """Return in how many of the first rounds each client trained, [clients]."""
@@ -167,40 +137,6 @@ class _Costs:
     def _drawn(self, number: int) -> Clients:
         recipe = self._recipe
         return draw_cohort(self._data.seen, self._cohort, recipe.federation.sampling, recipe.seed, number)
-
-
-def _check_separable(federation: Federation) -> None:
-    """Fail if a network mixes samples, or has no gradient of each that torch can take."""
-    who = federation.learners
-    for problem in who.problems:
-        for objective in (problem.mean_loss, problem.personal_loss):
-            if objective.net.batch_dependent:
-                raise BadInput(
-                    "model: its normalisation mixes the samples of a batch, so that no sample has a gradient of its "
-                    'own to clip for [sample_privacy]; use GroupNorm or LayerNorm, or model.buffers = "shared"'
-                )
-            start = who.cast(objective.net.init(rng.generator("shape")))
-            try:
-                guarded(objective, start, _two_samples(who), _no_noise(who))
-            except (RuntimeError, ValueError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise BadInput(
-                    f"model: torch.func cannot take the gradient of each sample, as [sample_privacy] needs ({reason}); "
-                    "use another network"
-                ) from error
-
-
-def _two_samples(who: Learners) -> Batch:
-    x, y = who.data.samples(np.zeros(2, dtype=np.int64))
-    x = x.to(who.dtype) if x.is_floating_point() else x
-    key = torch.zeros((), dtype=torch.int64, device=x.device)
-    return Batch(x, y, torch.ones(2, dtype=torch.bool, device=x.device), key)
-
-
-def _no_noise(who: Learners) -> Guard:
-    one = torch.ones((), dtype=torch.float64, device=who.data.device)
-    key = torch.zeros((), dtype=torch.int64, device=who.data.device)
-    return Guard(one, 0 * one, one, key, one.bool())
 
 
 def _has_own_model(federation: Federation) -> bool:

@@ -204,11 +204,11 @@ def gather(
     pool, device = data.pool(clients), data.device
 
     def phase(name: str, work: Steps) -> Batches:
-        keys = rng.mix(seed, "batches", name, round_, numbers)
         if protection is not None and name not in protection.open:
-            who = Protected(protection, clients, round_, rng.mix(seed, "noise", name, round_, numbers))
-            drawn_by = who.batches((pool.x, pool.y), pool.rows, pool.starts, sizes, work, keys, pace)
+            who = Protected.of(protection, clients, numbers, seed, name, round_)
+            drawn_by = who.batches((pool.x, pool.y), pool.rows, pool.starts, sizes, work, pace)
             return drawn_by._replace(augment=data.augment)
+        keys = rng.mix(seed, "batches", name, round_, numbers)
         batches = drawn((pool.x, pool.y), pool.rows, pool.there, pool.starts, sizes, work, keys, pace)
         return batches._replace(augment=data.augment)
 

@@ -1,5 +1,6 @@
 """Differential privacy of samples where batches are drawn: who has which noise, and for how long."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -8,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.core import rng, tree
+from personafl.core import rng, secret, tree
 from personafl.core.batches import Batches, Padding, Steps, counted_steps, draw
 from personafl.core.guard import Guard
 from personafl.data.federated import Clients
 
 SampleSampling = Literal["poisson", "epochs"]
+Secret = Callable[[int, str, int], bytes]  # (client, phase, round) -> a key that nobody else has
 ALWAYS = np.iinfo(np.int64).max
 
 
@@ -26,15 +28,29 @@ class Protection:
     until: Clients  # [clients] the round from which on a client's budget is spent, and it trains no more
     sampling: SampleSampling
     open: frozenset[str] = frozenset()  # phases that are not protected
+    secret: Secret | None = None  # of what coins and noise are drawn; None: of the seed, which a server knows
 
 
 class Protected(NamedTuple):
-    """Some clients in a round: `keys` are those of their noise, [clients]."""
+    """Some clients in a round: who is in which minibatch is drawn from `coins`, [clients], and noise from `keys`."""
 
     protection: Protection
     clients: Clients
     round: int
-    keys: rng.Words
+    coins: rng.Words
+    keys: rng.Words | tuple[bytes, ...]
+
+    @classmethod
+    def of(
+        cls, protection: Protection, clients: Clients, numbers: Clients, seed: int, phase: str, round_: int
+    ) -> "Protected":
+        """Return clients in a phase of a round; `numbers` are those that a simulation draws by."""
+        if protection.secret is None:
+            coins, keys = (rng.mix(seed, what, phase, round_, numbers) for what in ("batches", "noise"))
+            return cls(protection, clients, round_, coins, keys)
+        own = tuple(protection.secret(client, phase, round_) for client in clients.tolist())
+        words = [int.from_bytes(secret.derived(key, "coins", 8), "little") for key in own]
+        return cls(protection, clients, round_, np.array(words, dtype=np.uint64), own)
 
     def batches(
         self,
@@ -43,17 +59,16 @@ class Protected(NamedTuple):
         starts: NDArray[np.int64],
         sizes: NDArray[np.int64],
         work: Steps,
-        keys: rng.Words,
         pace: rng.Words,
     ) -> Batches:
         """Draw as `core.batches.draw` does, or by Poisson sampling, and put the guard on."""
         steps = counted_steps(work, sizes, pace)
         if self.protection.sampling == "poisson":
-            batches = drawn_by_coins(pool, rows, starts, sizes, work.batch, steps, keys)
+            batches = drawn_by_coins(pool, rows, starts, sizes, work.batch, steps, self.coins)
             expected = np.minimum(work.batch or sizes, sizes).astype(np.float64)[:, None]
             size = np.broadcast_to(expected, (len(sizes), batches.rows.shape[1]))
         else:
-            batches = draw(pool, rows, starts, sizes, work, keys, pace)
+            batches = draw(pool, rows, starts, sizes, work, self.coins, pace)
             size = batches.real.sum(-1).cpu().numpy().astype(np.float64)  # of a shuffle: known from n_i alone
         step = np.arange(batches.rows.shape[1])[None, :]
         taken = (step < steps[:, None]) & (self.round < self.protection.until[self.clients])[:, None]
@@ -62,11 +77,18 @@ class Protected(NamedTuple):
             clip=torch.full((len(sizes),), self.protection.clip, dtype=torch.float64, device=device),
             noise=tree.on(device, self.protection.noise[self.clients]),
             size=tree.on(device, np.maximum(size, 1.0)),
-            key=tree.on(device, rng.mix(self.keys[:, None], step).view(np.int64)),
+            key=tree.on(device, self._of_steps(step)),
             taken=tree.on(device, taken),
         )
         real = batches.real & guard.taken.unsqueeze(-1)
         return batches._replace(real=real, guard=guard, padding=Padding(gaps=not bool(taken.all())))
+
+    def _of_steps(self, step: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the key of each step's noise [clients, steps], or the words of secret ones [clients, steps, 4]."""
+        if not isinstance(self.keys, tuple):
+            return rng.mix(self.keys[:, None], step).view(np.int64)
+        drawn = b"".join(secret.derived(key, f"noise/{n}") for key in self.keys for n in step[0].tolist())
+        return np.frombuffer(drawn, dtype="<i8").reshape(len(self.keys), step.shape[1], 4).copy()
 
 
 def drawn_by_coins(

@@ -187,7 +187,8 @@ class _Device:
                 raise BadInput(f"{where}: has another recipe since this device has sent its sums; not trained")
         self._client, self._broadcast_bytes = client, client.broadcast_bytes
         self.condition.state, self.condition.section = client.state, client.recipe.deploy
-        if client.side.learners.rule.offline is not None:
+        self.condition.protected = client.protected
+        if client.side.learners.rule.offline is not None and client.protected is None:  # no ledger has what is alone
             from personafl.deploy.device.alone import OnItsOwn  # here, for most methods train in contact alone
 
             self._alone = OnItsOwn(client, self._channel, self._patiently, self._tell)

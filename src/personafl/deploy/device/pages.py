@@ -34,6 +34,10 @@ async def shown(address: str, files: Files, now: Condition) -> AsyncIterator[int
             gauge("device_in_contact", "Whether its server answers.", _in_contact(now)),
             gauge("disk_full", "Whether something waits for space on the disk.", now.full),
         ]
+        if (samples := now.protected) is not None:
+            found.append(gauge("device_sample_steps", "Steps that have looked at protected samples.", samples.steps))
+            if samples.epsilon is not None:
+                found.append(gauge("device_sample_epsilon", "What was spent of its samples' privacy.", samples.epsilon))
         with contextlib.suppress(OSError, Refused):  # it is being renewed
             ends = identify(files.certificate.read_bytes()).ends
             found.append(gauge("certificate_end_seconds", "When its certificate ends.", ends.timestamp()))

@@ -41,6 +41,9 @@ class Policy(Strict):
     most_down_mb: Megabytes | None = None  # that is received for a round
     most_up_total_mb: Megabytes | None = None  # that is ever sent from one --state
     most_down_total_mb: Megabytes | None = None  # that is ever received there
+    least_sample_noise: Annotated[float, Field(gt=0)] | None = None  # of [sample_privacy]
+    most_sample_epsilon: Annotated[float, Field(gt=0)] | None = None  # that a recipe's budget of it has
+    most_sample_delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # with it
     sums: bool = True  # whether means and spreads of inputs may be sent (data.normalize = "auto")
     personal: bool = True  # whether methods may send what is, or tells, a part of the device's own state
 
@@ -87,6 +90,13 @@ class Policy(Strict):
             self._refuse("methods", f"{whose} has method.name = {recipe.method.name!r}")
         if self.most_rounds is not None and recipe.rounds > self.most_rounds:
             self._refuse("most_rounds", f"{whose} has rounds = {recipe.rounds}")
+        for key in ("noise", "epsilon", "delta"):
+            bound = "least_sample_noise" if key == "noise" else f"most_sample_{key}"
+            least, has = getattr(self, bound), getattr(recipe.sample_privacy, key, None)
+            if least is not None and (has is None or (has < least if key == "noise" else has > least)):
+                self._refuse(
+                    bound, f"{whose} has {f'sample_privacy.{key} = {has:g}' if has else f'no sample_privacy.{key}'}"
+                )
 
     def check_work(self, recipe: Recipe, work: Steps, samples: int, whose: str) -> None:
         """Fail if an update would be made from too little: `work` is the training that it comes from."""

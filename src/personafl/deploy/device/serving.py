@@ -45,6 +45,7 @@ def keep_best(client: LocalClient, directory: Path) -> Kept:
     me = np.array([ME])
     tuned = Store(directory / "tuned", 2**40)
     if rule.tuning and (recipe.finetune or not side.has_model(ME)):
+        client.tunes()
         tune(side, tuned, me, recipe.rounds)
     validated = bool(len(data.validation.flat))
     splits = {"test": data.test} | ({"validation": data.validation} if validated else {})
@@ -64,6 +65,8 @@ def keep_best(client: LocalClient, directory: Path) -> Kept:
     text = facts_of(origin, whose, parts, run=client.run, model=kind, whose=number, accuracies=known)
     if client.promise is not None:
         text |= {key: str(value) for key, value in client.promise.model_dump().items()}
+    if client.protected is not None:
+        text |= client.protected.facts()
     file = directory / MODEL_FILE
     atomic_write(file, pack(parts, text))
     atomic_write(file.with_suffix(".md"), model_card(Card.model_validate(text), file).encode())

@@ -7,21 +7,18 @@ for less by saying that more devices take part, but then no sum of fewer is open
 from the key, the round and the update itself, so that a device that was killed draws the same for the same.
 """
 
-import secrets
 from pathlib import Path
 
 import numpy as np
 
 from personafl.core.tree import Tree
+from personafl.deploy.device.keeping import kept_key
 from personafl.deploy.device.training import LocalClient
-from personafl.errors import BadInput
 from personafl.privacy.distributed import lattice_for, sent
 from personafl.secure.fixed import Vector
 from personafl.secure.messages import Session
-from personafl.storage.files import atomic_write, storage
 
 KEY_FILE = "noise.key"
-KEY_BYTES = 32
 
 
 def noisy(client: LocalClient, session: Session, upload: Tree) -> Vector:
@@ -40,11 +37,4 @@ def own_key(directory: Path) -> bytes:
 
     Another one after a loss does no harm: what was in a sum that may be known is in no other one (`state`).
     """
-    path = directory / KEY_FILE
-    if not path.exists():
-        atomic_write(path, secrets.token_bytes(KEY_BYTES), private=True)
-    with storage(path):
-        key = path.read_bytes()
-    if len(key) != KEY_BYTES:
-        raise BadInput(f"{path}: is damaged, for it has {len(key)} bytes and not {KEY_BYTES}; remove it")
-    return key
+    return kept_key(directory / KEY_FILE)

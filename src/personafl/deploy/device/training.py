@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, for_returning, untrained_upload
@@ -26,6 +27,9 @@ from personafl.runs.learners import make_learners, make_method, use_hardware
 from personafl.runs.problems import shared_network
 from personafl.simulate.clientside import ClientSide
 from personafl.simulate.trainer import Learners
+
+if TYPE_CHECKING:
+    from personafl.deploy.device.protecting import Samples
 
 
 class DeviceSide(ClientSide):
@@ -64,6 +68,12 @@ class LocalClient:
         self.promise: Promise | None = None  # what the run's privacy comes to, as its server says at the end
         self.digest = ""  # of the recipe as it was sent, whatever moments of inputs it has by now
         algorithm, learners = _built(recipe, own, profile)
+        self.protected: Samples | None = None
+        if recipe.sample_privacy is not None:
+            from personafl.deploy.device.protecting import Samples  # here, for most runs have none
+
+            self.protected = Samples(recipe, algorithm.name, learners, state)
+            learners = self.protected.learners(learners)
         self.method, self.network = algorithm.name, shared_network(recipe, algorithm, learners.data)
         self.side = DeviceSide(learners, state)
         start = learners.cast(learners.problems[0].net.init(rng.generator("shape")))
@@ -139,9 +149,13 @@ class LocalClient:
         """Train for a round, and keep the new state and the update, which is not sent yet."""
         like = for_returning(self._example) if self.state.known else self._example
         message = self._taken(broadcast, like, f"round {round_ + 1}")
+        if self.protected is not None:
+            self.protected.begin(round_, self.side.learners.rule.phases, broadcast, self.state.newest)
         done = self.guard.run(lambda: self.side.train(ME, message, round_), f"training in round {round_ + 1}")
         self.side.check_finite(f"round {round_ + 1}: training", np.array([ME]), done.finite)
         update, state = tree.take(done.uploads, 0), tree.flatten(tree.take(done.states, 0))
+        if self.protected is not None:  # noise does not cover it
+            update = update._replace(loss=torch.zeros_like(update.loss))
         check_declared(update, self._declared)
         kept = {path: leaf.cpu().contiguous() for path, leaf in state.items()}
         sent = wire.encode(update)
@@ -162,6 +176,12 @@ class LocalClient:
         sent = wire.encode(who.rule.introduce(who.problems[which], state))
         self.guard.sends(len(sent), "what introduces it to another server")
         return sent
+
+    def tunes(self) -> None:
+        """Note that the device's model is fine-tuned, before it is."""
+        if self.protected is not None:
+            last, rule = wire.encode(wire.dense(self.side.received)), self.side.learners.rule
+            self.protected.begin(self.recipe.rounds, rule.tuning, last, self.state.newest)
 
     def receive(self, broadcast: bytes) -> None:
         """Take the last broadcast, whole: what the device's models are made from."""

@@ -17,6 +17,7 @@ from personafl.recipe.deploy import DeploySection
 from personafl.recipe.privacy import check_moments as check_private_moments
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.runs.guarding import check_by_gradients
 from personafl.runs.secure import check_cohort
 from personafl.simulate.federation import Federation
 from personafl.storage.files import storage
@@ -38,6 +39,10 @@ def deployable(recipe: Recipe) -> DeploySection:
             raise BadInput(f"{key}: a server and its devices do not have it; remove it, or use personafl run")
     if recipe.privacy is not None:
         check_private_moments(recipe.data.normalize, recipe.data.scale, computed=adds_sums(recipe), scaled=False)
+    if recipe.sample_privacy is not None:
+        given, computed = (recipe.data.normalize, recipe.data.scale), adds_sums(recipe)
+        check_private_moments(*given, computed=computed, scaled=False, section="sample_privacy")
+        check_by_gradients(recipe.method.name, recipe.algorithm().client)
     recipe.check_installed()
     if recipe.data.normalize == "channel":
         raise BadInput(f'data.normalize: a server has no data to take moments from; use "auto", or {_MOMENTS}')
@@ -100,7 +105,8 @@ def open_federation(recipe: Recipe) -> Federation:
     engine = recipe.engine.model_copy(update={"device": "cpu"})
     alone = {"cohort": 1.0, "sampling": "exact", "apart": None, "offline": float(bool(recipe.federation.offline))}
     everyone = recipe.federation.model_copy(update=alone)
-    recipe = recipe.model_copy(update={"engine": engine, "federation": everyone, "privacy": None, "secure": None})
+    devices = dict.fromkeys(("privacy", "sample_privacy", "secure"))  # theirs, or it needs a key
+    recipe = recipe.model_copy(update={"engine": engine, "federation": everyone, **devices})
     return prepare(recipe, data, profiles=np.zeros(1, dtype=np.int64)).federation
 
 

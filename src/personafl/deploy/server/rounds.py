@@ -306,7 +306,7 @@ class Rounds(Members):
         self.commit(following, wire.encode(state), self.section.checkpoints)
         self._server.state, self.done, going.sealed = state, following, True
         taken = () if uploads is None else tuple(sorted(going.taken))
-        loss = uploads.loss() if uploads is not None and taken else None
+        loss = uploads.loss() if uploads is not None and taken and not self.recipe.sample_privacy else None
         self.last = Closed(going.number, taken, len(going.cohort), loss)
 
     def _closed(self) -> Closed:
