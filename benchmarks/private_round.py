@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "clip": {"privacy": {"noise": 1.0, "clip": 1.0}},
-    "adaptive": {"privacy": {"noise": 1.0}},
+    "adaptive": {"privacy": {"noise": 0.5}},  # so little that small cohorts have room for the count
 }
 
 

@@ -57,7 +57,11 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("ditto", {"sample_privacy": {**NOISY, "sampling": "epochs"}}, marks=pytest.mark.system),
         pytest.param("fedalt", {"uplink": {"form": "sparse", "keep": 0.2}}, marks=pytest.mark.system),
         pytest.param("mrmtl", {"federation": {"cohort": 2}, "rounds": 3}, marks=pytest.mark.system),
-        pytest.param("fedavg", {"rounds": 3, "sample_privacy": {**NOISY, "epsilon": 3.0}}, marks=pytest.mark.system),
+        pytest.param(
+            "fedavg",
+            {"rounds": 3, "sample_privacy": {**NOISY, "epsilon": 3.0, "sampling": "epochs"}},
+            marks=pytest.mark.system,
+        ),
     ],
 )
 def test_devices_give_the_simulators_bits(method: str, changes: dict[str, Any], tmp_path: Path) -> None:

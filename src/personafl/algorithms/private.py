@@ -123,7 +123,7 @@ class PrivateServer(ServerRule):
 
     def join(self, state: Private, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:
         """Join uploads after clipping, of which each counts once."""
-        clip, sent = state.clip.to(weights.device), stacked._replace(loss=torch.zeros_like(stacked.loss))
+        clip, sent = _there(state.clip, weights.device), stacked._replace(loss=torch.zeros_like(stacked.loss))
         norms = _norms(sent)
         whole = self.mechanism == "discrete"
         factors = torch.ones_like(norms) if whole else (clip / norms).clamp(max=1)  # of nothing infinite, and so 1
@@ -214,7 +214,7 @@ class PrivateServer(ServerRule):
         if device.type != "cuda" or self.bound:
             return {name: self._drawn(f"{site}/{name}", leaf, scale) for name, leaf in named.items()}
         sizes = [leaf.numel() for leaf in named.values()]
-        parts = (gaussians_on(device, self.key, site, sum(sizes)) * scale.to(device)).split(sizes)
+        parts = (gaussians_on(device, self.key, site, sum(sizes)) * _there(scale, device)).split_with_sizes(sizes)
         return {name: part.reshape(leaf.shape) for (name, leaf), part in zip(named.items(), parts, strict=True)}
 
     def _drawn(self, site: str, leaf: Tensor, scale: Tensor) -> Tensor:
@@ -224,6 +224,11 @@ class PrivateServer(ServerRule):
     def _whole(self, site: str, leaf: Tensor, sigma: int) -> Tensor:
         drawn = discrete_gaussians(self.key, site, leaf.numel(), sigma).reshape(leaf.shape)
         return drawn.to(torch.float64).to(leaf.device)
+
+
+def _there(value: Tensor, device: torch.device) -> Tensor:
+    """Return a number where sums are: a copy of it would wait for all that a GPU has to do before."""
+    return value if value.device == device else torch.full_like(value, float(value), device=device)
 
 
 def _norms(stacked: Tree) -> Tensor:

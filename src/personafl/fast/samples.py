@@ -86,7 +86,7 @@ def noisy_mean(sums: Params, guard: Guard) -> Params:
         dtype, count = totals[0].dtype, sum(total[0].numel() for total in totals)
         scale, share = (noise * clip / size).to(dtype), size.reciprocal().to(dtype)
         drawn = gaussians_of_each(keys, count, dtype).mul_(scale.unsqueeze(1))
-        parts = drawn.split([total[0].numel() for total in totals], 1)
+        parts = drawn.split_with_sizes([total[0].numel() for total in totals], 1)
         found = {
             name: part.view(total.shape).addcmul_(total, share.reshape(-1, *[1] * (total.ndim - 1)))
             for name, part, total in zip(names, parts, totals, strict=True)

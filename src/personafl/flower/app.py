@@ -39,6 +39,8 @@ def write_app(recipe: Recipe, out: Path) -> None:
     if recipe.federation.offline:
         raise BadInput("federation.offline: nodes are in contact with their SuperLink; remove it, or use personafl run")
     check_moments(recipe, "a Flower app")
+    if recipe.sample_privacy is not None:
+        raise BadInput("sample_privacy: a Flower app does not have it; remove it, or use personafl server")
     if recipe.secure is not None:
         raise BadInput("secure: a Flower app's server sees single updates; remove it, or use personafl server")
     if out.exists():

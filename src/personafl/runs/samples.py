@@ -60,7 +60,9 @@ def protected(recipe: Recipe, federation: Federation) -> Federation:
         if budget is not None and _epsilon(section.noise, section.delta, whole) > budget:
             until[client] = costs.spent_at(client, section.noise, budget, section.delta)
     guard = Protection(section.clip, noise, until, section.sampling, costs.open)
-    engines = tuple(dataclasses.replace(engine, graphs=None) for engine in federation.engines)  # noise is the host's
+    engines = federation.engines
+    if section.sampling == "poisson":  # minibatches of another size every time are not worth a recording
+        engines = tuple(dataclasses.replace(engine, graphs=None) for engine in engines)
     return dataclasses.replace(federation, protection=guard, engines=engines)
 
 

@@ -153,7 +153,8 @@ class LocalClient:
             self.protected.begin(round_, self.side.learners.rule.phases, broadcast, self.state.newest)
         done = self.guard.run(lambda: self.side.train(ME, message, round_), f"training in round {round_ + 1}")
         self.side.check_finite(f"round {round_ + 1}: training", np.array([ME]), done.finite)
-        update, state = tree.take(done.uploads, 0), tree.flatten(tree.take(done.states, 0))
+        update: Any = tree.take(done.uploads, 0)
+        state = tree.flatten(tree.take(done.states, 0))
         if self.protected is not None:  # noise does not cover it
             update = update._replace(loss=torch.zeros_like(update.loss))
         check_declared(update, self._declared)

@@ -40,8 +40,8 @@ def deployable(recipe: Recipe) -> DeploySection:
     if recipe.privacy is not None:
         check_private_moments(recipe.data.normalize, recipe.data.scale, computed=adds_sums(recipe), scaled=False)
     if recipe.sample_privacy is not None:
-        given, computed = (recipe.data.normalize, recipe.data.scale), adds_sums(recipe)
-        check_private_moments(*given, computed=computed, scaled=False, section="sample_privacy")
+        normalize, scale, computed = recipe.data.normalize, recipe.data.scale, adds_sums(recipe)
+        check_private_moments(normalize, scale, computed=computed, scaled=False, section="sample_privacy")
         check_by_gradients(recipe.method.name, recipe.algorithm().client)
     recipe.check_installed()
     if recipe.data.normalize == "channel":
