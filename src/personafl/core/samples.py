@@ -136,9 +136,7 @@ def gaussians_of_each(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         return torch.stack(rows).to(keys.device, dtype)
     numbers, generator = torch.empty(len(keys), count, dtype=dtype), torch.Generator()
     for row, key in zip(numbers, keys.tolist(), strict=True):
-        generator.manual_seed(
-            key & (2**32 - 1)
-        )  # of a seed torch's generator takes 32 bits: 12 more say where it begins
+        generator.manual_seed(key & (2**32 - 1))  # it takes 32 bits: 12 more say where it begins
         torch.rand((key >> 32) & (2**12 - 1), generator=generator)
         row.normal_(generator=generator)
     return numbers
