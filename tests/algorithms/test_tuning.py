@@ -39,6 +39,8 @@ ONE_EPOCH = {name: {"tune_epochs": 1} for name in TUNING} | {
     "fedslr": {"tune_epochs": 1, "sparsity": 0.02},
     "apfl": {"tune_epochs": 1, "mixing": 0.25},
     "qupel": {"tune_epochs": 1, "proximity": 0.25},
+    "ifca": {},
+    "fedem": {"tune_rounds": 1},
 }
 # Rates and widths that only an option brings in.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -58,7 +60,7 @@ def tuned(name: str, schedule: Schedule, **options: Any) -> tuple[Case, Any, Any
     training = Training(work=Steps(epochs=1, batch=None), optimizer=Sgd(lr=LR, schedule=schedule))
     case = make_case(METHODS[name].build(training, **ONE_EPOCH[name] | options), problem)
     down, state, _ = case.one_client(CLIENT)
-    state = tree.map(apart, state) if name != "fedspa" else state  # so that penalties pull
+    state = state if name in ("fedspa", "ifca", "fedem") else tree.map(apart, state)  # so that penalties pull
     stacked = gather(case.data, np.array([CLIENT]), case.algorithm.client.tuning, 1, ROUNDS)
     phases = {key: Batches(b.pool_x, b.pool_y, b.rows[0], b.real[0], b.key[0]) for key, b in stacked.phases.items()}
     data = Data(phases, stacked.examples[0], stacked.round)
@@ -90,6 +92,19 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
     if name in ("fedalt", "fedsim", "fedper", "fedrep", "lgfedavg", "fedbn"):  # v − lr ∇_v f(u, v)
         whole = slope(down.shared | state.personal)
         return stepped(state.personal, {key: whole[key] for key in state.personal})
+    if name in ("fedpac", "fedbabu"):  # the head; FedBABU's is kept with the body
+        whole = slope(down.shared | state.personal)
+        tuned = stepped(state.personal, {key: whole[key] for key in state.personal})
+        return tuned if name == "fedpac" else down.shared | tuned
+    if name == "fedala":  # all of (θ, ψ̂)
+        start = case.algorithm.client.models(case.problem, down, state)["personal"]
+        return stepped(start, slope(start))
+    if name in ("ifca", "fedem"):  # no step: a newcomer looks at the losses of all models
+        return {"seen": looked(name, case, down, batch)}
+    if name == "feddbe":  # s − lr Wᵀ ∇_b f: moving the features by s moves the outputs by W s
+        return {"shift": stepped(state.shift, down.model["3.weight"].T @ slope(_shifted(down, state))["3.bias"])}
+    if name == "fedproto":  # no prototype is known yet
+        return stepped(state.model, slope(state.model))
     if name == "fedrod":  # φ − lr ∇_φ f(θ, ψ + φ)
         whole = slope(down.model | {key: down.model[key] + value for key, value in state.head.items()})
         return stepped(state.head, {key: whole[key] for key in state.head})
@@ -123,8 +138,28 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
     return stepped(state.model, grad(lambda x: taught(case, x, down.model, share, batch))(state.model))
 
 
+def looked(name: str, case: Case, down: Any, batch: Batch) -> torch.Tensor:
+    """IFCA's cluster, or FedEM's weights after a step from 1/3; its E-step by hand is in test_clusters."""
+    count = {"ifca": 4, "fedem": 3}[name]
+    models = [{key: value[k] for key, value in down.model.items()} for k in range(count)]
+    scores = [case.problem.net.apply(model, batch.x) for model in models]
+    losses = torch.stack([cross_entropy(each, batch.y) for each in scores], -1)
+    if name == "ifca":
+        return torch.eye(count).double()[losses.mean(0).argmin()]
+    return torch.softmax(-losses, -1).mean(0)
+
+
+def _shifted(down: Any, state: Any) -> Params:
+    return down.model | {"3.bias": down.model["3.bias"] + down.model["3.weight"] @ state.shift}
+
+
 def own(state: Any) -> Params:
     """The part of a tuned state that `by_hand` gives."""
+    for field in ("member", "weights"):
+        if hasattr(state, field):
+            return {"seen": getattr(state, field)}
+    if hasattr(state, "shift"):
+        return {"shift": state.shift}
     return next(getattr(state, field) for field in ("model", "personal", "own", "head") if hasattr(state, field))
 
 

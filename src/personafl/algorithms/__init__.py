@@ -67,6 +67,13 @@ METHODS: dict[str, Method] = {
         ("lgfedavg", "fedper", "Liang et al., 2020"),
         ("fedbn", "fedper", "Li et al., ICLR 2021"),
         ("fedrod", "fedrod", "Chen and Chao, ICLR 2022"),
+        ("fedbabu", "fedbabu", "Oh et al., ICLR 2022"),
+        ("fedala", "fedala", "Zhang et al., AAAI 2023"),
+        ("feddbe", "feddbe", "Zhang et al., NeurIPS 2023"),
+        ("fedproto", "fedproto", "Tan et al., AAAI 2022"),
+        ("fedpac", "fedpac", "Xu et al., ICLR 2023"),
+        ("ifca", "ifca", "Ghosh et al., NeurIPS 2020"),
+        ("fedem", "fedem", "Marfoq et al., NeurIPS 2021"),
         ("apfl", "apfl", "Deng et al., 2020"),
         ("fedspa", "fedspa", "Huang et al., 2022"),
     )

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -170,6 +171,9 @@ class _Listening(ServerRule):
     def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
         self.heard.append(uploads)
         return self._rule.update(state, uploads, round_)
+
+    def weigh(self, problem: Problem, weights: NDArray[Any]) -> NDArray[Any]:
+        return self._rule.weigh(problem, weights)
 
 
 def make_case(algorithm: Algorithm, problem: Problem | None = None) -> Case:

@@ -1,0 +1,56 @@
+"""What methods with several shared models have in common: K of them in the slots of one message, [K, …] each weight."""
+
+import torch
+from torch import Tensor
+
+from personafl.core import rng
+from personafl.core.algorithm import Problem
+from personafl.core.batches import Batch, Batches
+from personafl.core.tree import Params
+
+
+def slots(start: Params, count: int) -> Params:
+    """Return `count` starts: the given one, and others with the entries of each of its weights in another order.
+
+    So they differ as draws of one law do, and follow from the run's seed by the start alone. What a pre-trained start
+    knows is in the first slot only.
+    """
+    return {name: torch.stack([_shuffled(value, name, k) for k in range(count)]) for name, value in start.items()}
+
+
+def _shuffled(value: Tensor, name: str, slot: int) -> Tensor:
+    if slot == 0:
+        return value
+    order = torch.randperm(value.numel(), generator=rng.generator("slot", name, slot))
+    return value.flatten()[order.to(value.device)].reshape(value.shape)
+
+
+def slot(models: Params, index: int) -> Params:
+    """Return one of the models."""
+    return {name: value[index] for name, value in models.items()}
+
+
+def chosen(models: Params, index: Tensor) -> Params:
+    """Return one of the models, by a number [] that may differ between stacked clients."""
+    return {name: value.index_select(0, index.reshape(1)).squeeze(0) for name, value in models.items()}
+
+
+def size(models: Params) -> int:
+    """Return K."""
+    return len(next(iter(models.values())))
+
+
+def losses_of(problem: Problem, models: Params, batch: Batch) -> Tensor:
+    """Return the losses of all models, [batch, K]."""
+    each = [problem.net.apply(slot(models, k), batch.x, batch.real, batch.key) for k in range(size(models))]
+    return torch.stack([problem.loss(outputs, batch.y) for outputs in each], -1)
+
+
+def looked_at(problem: Problem, models: Params, batches: Batches) -> tuple[Tensor, Tensor]:
+    """Return the losses of all models without dropout, [samples, K], and which samples are real."""
+    like = next(iter(models.values()))
+    losses, real = [like.new_zeros((0, size(models)))], [batches.real.new_zeros((0,))]
+    for batch in batches.each():
+        losses.append(losses_of(problem, models, batch._replace(key=None)))  # type: ignore[arg-type]
+        real.append(batch.real)
+    return torch.cat(losses), torch.cat(real)
