@@ -1,6 +1,6 @@
 """Do IFCA and FedEM find the groups of clients? Rotated MNIST: a fourth of the clients each by 0, 90, 180, 270 degrees.
 
-    python benchmarks/clusters.py ../shared/data/mnist/mnist.npz [--clients 48] [--rounds 30] [--seeds 0,1,2]
+    python benchmarks/clusters.py ../shared/data/mnist/mnist.npz [--clients 40] [--rounds 20] [--seeds 0,1,2]
 
 A client is found if its cluster, FedEM's component of the largest weight, is that of its group: clusters are matched
 with groups so that most clients are. The accuracy is of clients' models on test digits turned as theirs are. Every seed
@@ -71,7 +71,7 @@ def tried(method: str, data: FederatedData, rounds: int, seed: int, lr: float) -
     options = {"ifca": {"clusters": GROUPS}, "fedem": {"components": GROUPS}}.get(method, {})
     training = Training(work=Steps(epochs=1, batch=10), optimizer=Sgd(lr=lr))
     algorithm = METHODS[method].build(training, **options)
-    net = Net(lambda: zoo.mlp((784,), 10, hidden=(100,)))
+    net = Net(lambda: zoo.mlp((784,), 10, hidden=(50,)))
     problem = Problem(net, cross_entropy, data=data.shape)
     clients = np.arange(data.clients)
     federation = Federation(
@@ -109,8 +109,8 @@ def main() -> None:
     """Print a line per method and seed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file")
-    parser.add_argument("--clients", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--clients", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--methods", default="fedavg,local,ifca,fedem")
     parser.add_argument("--seeds", default="0,1,2")

@@ -25,11 +25,6 @@ def _shuffled(value: Tensor, name: str, slot: int) -> Tensor:
     return value.flatten()[order.to(value.device)].reshape(value.shape)
 
 
-def slot(models: Params, index: int) -> Params:
-    """Return one of the models."""
-    return {name: value[index] for name, value in models.items()}
-
-
 def chosen(models: Params, index: Tensor) -> Params:
     """Return one of the models, by a number [] that may differ between stacked clients."""
     return {name: value.index_select(0, index.reshape(1)).squeeze(0) for name, value in models.items()}
@@ -42,7 +37,8 @@ def size(models: Params) -> int:
 
 def losses_of(problem: Problem, models: Params, batch: Batch) -> Tensor:
     """Return the losses of all models, [batch, K]."""
-    each = [problem.net.apply(slot(models, k), batch.x, batch.real, batch.key) for k in range(size(models))]
+    names, parts = list(models), zip(*(value.unbind() for value in models.values()), strict=True)
+    each = (problem.net.apply(dict(zip(names, part, strict=True)), batch.x, batch.real, batch.key) for part in parts)
     return torch.stack([problem.loss(outputs, batch.y) for outputs in each], -1)
 
 
