@@ -53,6 +53,7 @@ CASES: dict[str, tuple[FederatedData, dict[str, Any]]] = {
     "cnn": (IMAGES, {"channels": [3, 4], "hidden": 6}),
     "cnn1d": (SERIES, {"channels": [3, 4], "hidden": 6, "norm": True}),
     "lenet": (DIGITS, {}),
+    "cnn0": (DIGITS, {}),
     "cnn1": (DIGITS, {}),
     "cnn2": (DIGITS, {}),
     "resnet18": (IMAGES, {"width": 4}),

@@ -187,3 +187,21 @@ def test_the_share_that_is_hurt_on_training_data(tmp_path: Path) -> None:
     lines = outcomes(made, runs)
     assert [line.values for line in lines] == [{0: 0.0, 1: 0.0}, {0: 25.0, 1: 25.0}]
     assert judge(made, lines)[0].word == "holds"
+
+
+def test_the_best_round_on_test_data_and_the_one_that_validation_data_choose(tmp_path: Path) -> None:
+    """Test 50, 80, 70 and 60 at the end; validation 40, 55, 75 and 75: of equal ones the first, which has 70."""
+    curves = {"test": (50, 80, 70), "validation": (40, 55, 75)}
+    entries = [
+        {"event": "score", "number": number, "model": "personal", "split": split, "accuracy_weighted": value / 100}
+        for split, values in curves.items()
+        for number, value in enumerate(values)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    last = [
+        {"model": "personal", "clients": "seen", "split": split, "accuracy_weighted": value}
+        for split, value in (("test", 0.6), ("validation", 0.75))
+    ]
+    runs = {("a", 0): Result(tmp_path, last, {}, 0.0)}
+    made = {name: outcomes(table(measure=name), runs)[0].values.get(0) for name in ("best", "validated")}
+    assert made == {"best": pytest.approx(80.0), "validated": pytest.approx(70.0)}

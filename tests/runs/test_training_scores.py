@@ -99,3 +99,22 @@ def test_tables_and_the_page_show_it(found: Result) -> None:
     clients = clients_of(source.runs[0], "personal", "train")
     own = [100 * value for value in found.columns["personal_train_accuracy"][: len(clients)]]
     assert [client.own for client in clients] == own
+
+
+def test_validation_data_are_scored_during_training_if_asked_for(tmp_path: Path) -> None:
+    heard: list[float | None] = []
+    values = SMALL | {"rounds": 2, "evaluation": {"every": 1, "split": "both"}}
+    result = personafl.run(
+        values, out=tmp_path / "run", listener=lambda told: heard.append(getattr(told, "accuracy", None))
+    )
+    scores = [e for e in RunDirectory(result.path).metrics() if e["event"] == "score" and e["model"] == "personal"]
+    assert {entry["split"] for entry in scores} == {"test", "validation"}
+    assert {row["split"] for row in result.rows} == {"test", "validation"}
+    tested = [entry["accuracy"] for entry in scores if entry["split"] == "test"]
+    assert [value for value in heard if value is not None][:1] == tested  # a display is told of test data
+
+
+def test_both_need_validation_data(tmp_path: Path) -> None:
+    values = SMALL | {"data": SMALL["data"] | {"validation": 0.0}, "evaluation": {"split": "both"}}
+    with pytest.raises(personafl.BadInput, match=r"evaluation\.split: there are no validation data"):
+        personafl.run(values, out=tmp_path / "run")

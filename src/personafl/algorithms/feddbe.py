@@ -73,7 +73,6 @@ class Moved(NamedTuple):
 class DbeClient(OnePassClient, TunedClient):
     """Client rule: the model and the shift at once."""
 
-    by_gradients: ClassVar[bool] = True  # sums of z are gradients here too; MR is of single samples where they count
     strength: float = 50.0  # κ
     momentum: float = 1.0  # μ
 

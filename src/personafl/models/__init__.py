@@ -36,6 +36,7 @@ _HOMES = {
     "cnn": "zoo.cnn",
     "cnn1d": "zoo.cnn1d",
     "lenet": "convolutional.lenet",
+    "cnn0": "convolutional.cnn0",
     "cnn1": "convolutional.cnn1",
     "cnn2": "convolutional.cnn2",
     "resnet18": "convolutional.resnet18",

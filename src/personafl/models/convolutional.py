@@ -1,7 +1,7 @@
 """Convolutional networks, all with GroupNorm where they normalise, for images of 28 to 32 pixels and more.
 
-CNN1 and CNN2 are QuPeD's; ResNet-18 that of FedAlt/FedSim and FedSLR, ResNet-20 that of FedBCD and QuPeD, which also
-has ResNet-32. Their stem is 3×3 without pooling, or ImageNet's for larger images.
+CNN0 is FedAvg's, CNN1 and CNN2 are QuPeD's; ResNet-18 that of FedAlt/FedSim and FedSLR, ResNet-20 that of FedBCD and
+QuPeD, which also has ResNet-32. Their stem is 3×3 without pooling, or ImageNet's for larger images.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +26,14 @@ def lenet(input_shape: Sequence[int], classes: int) -> nn.Module:
         nn.Flatten(),
         *_dense(16 * rows * columns, (120, 84), classes),
     )
+
+
+def cnn0(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """FedAvg's CNN as PFLlib has it: 5×5 convolutions of 32 and 64, unpadded, then 512 units; at least 16×16."""
+    depth, height, width = image_shape(input_shape, 16)
+    rows, columns = (((size - 4) // 2 - 4) // 2 for size in (height, width))
+    layers = [*_conv_relu_pool(depth, 32, padding=0), *_conv_relu_pool(32, 64, padding=0)]
+    return nn.Sequential(*layers, nn.Flatten(), *_dense(64 * rows * columns, (512,), classes))
 
 
 def cnn1(input_shape: Sequence[int], classes: int, *, filters: Size = 64) -> nn.Module:

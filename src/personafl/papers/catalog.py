@@ -20,7 +20,7 @@ from personafl.errors import BadInput, did_you_mean
 from personafl.options import Strict
 
 FOLDER = Path(__file__).parent
-PAPERS = ("fedalt", "fedslr", "quped", "fedbcd")
+PAPERS = ("fedalt", "fedslr", "quped", "fedbcd", "pfllib")
 
 SizeName = Literal["small", "paper"]
 MEASURES = {
@@ -33,6 +33,8 @@ MEASURES = {
     "gigabytes": "GB sent in all, up and down",
     "last-megabytes": "MB sent down in the last round",
     "learning": "accuracy in %, mean over the scorings during training",
+    "best": "accuracy in %, clients weighted by their test samples, in the round that is best on test data",
+    "validated": "the same in the round that is best on validation data",
     "time-to": "virtual time until an accuracy, between scorings on a straight line",
     "time": "virtual time of all rounds",
 }

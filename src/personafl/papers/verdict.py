@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -133,7 +134,7 @@ def _grain(measure: Measure, run: Result) -> float:
     """Return in points what one test sample (of the share that is hurt: one client) of the seen clients is worth."""
     whose = zip(run.columns.get("clients", []), run.columns.get("test", []), strict=True)
     tests = [samples for group, samples in whose if group == "seen"]
-    if not tests or measure not in ("accuracy", "weighted", "word-errors", "learning", "hurt", "hurt-training"):
+    if not tests or measure not in ("accuracy", "weighted", "word-errors", "learning", "best", "validated", *_HURT):
         return 0.0
     return 100 / (len(tests) if measure.startswith("hurt") else sum(tests))
 
@@ -146,6 +147,8 @@ def _found(row: Row, measure: Measure, run: Result, at: int | None) -> tuple[flo
         value = next((score.accuracy for score in _curve(row, run) if score.rounds == at), None)
     elif measure == "learning":
         value = statistics.fmean(score.accuracy for score in _curve(row, run)) if _curve(row, run) else None
+    elif measure in ("best", "validated"):
+        value = _best(row, run, "test" if measure == "best" else "validation")
     elif measure == "last-megabytes":
         rounds = [entry for entry in RunDirectory(run.path).metrics() if entry["event"] == "round"]
         value = rounds[-1]["bytes_down"] / 1e6 if rounds else None
@@ -164,6 +167,7 @@ def _of_result(row: Row, measure: Measure, run: Result) -> float | None:
     return value if other is None else value - (read(other) or 0.0)
 
 
+_HURT = ("hurt", "hurt-training")
 _READ: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "accuracy": lambda row: 100 * float(row["accuracy"]),
     "weighted": lambda row: 100 * float(row["accuracy_weighted"]),
@@ -197,6 +201,20 @@ def _curve(row: Row, run: Result) -> list[_Score]:
     if (last := _scored(run, row.model)) is not None:
         curve.append(_Score(None, last.get("time"), 100 * last["accuracy"]))
     return curve
+
+
+def _best(row: Row, run: Result, by: str) -> float | None:
+    """Return the weighted test accuracy of the scoring that is best on some split; of equal ones the first."""
+    curves: dict[str, dict[int, float]] = {"test": {}, "validation": {}}
+    scored = (entry for entry in RunDirectory(run.path).metrics() if entry["event"] == "score")
+    for entry in scored:
+        if entry["model"] == row.model and entry["split"] in curves:
+            curves[entry["split"]][entry["number"]] = entry["accuracy_weighted"]
+    for split, curve in curves.items():
+        if (last := _scored(run, row.model, split)) is not None:
+            curve[sys.maxsize] = last["accuracy_weighted"]
+    rounds = [number for number in curves["test"] if number in curves[by]]
+    return 100 * curves["test"][max(rounds, key=lambda number: curves[by][number])] if rounds else None
 
 
 def _crossing(curve: Sequence[_Score], level: float) -> tuple[float, float] | None:

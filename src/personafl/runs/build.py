@@ -119,7 +119,7 @@ def _method(recipe: Recipe, algorithm: Algorithm | None) -> Algorithm:
 def _data(recipe: Recipe, data: FederatedData, dtype: torch.dtype) -> FederatedData:
     """Return the data as the networks see them."""
     data = as_seen(data, recipe.data, dtype)
-    if recipe.evaluation.split == "validation" and not len(data.validation.flat):
+    if recipe.evaluation.split != "test" and not len(data.validation.flat):
         raise BadInput("evaluation.split: there are no validation data to score on; set data.validation=0.2")
     return data
 

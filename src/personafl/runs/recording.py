@@ -16,13 +16,13 @@ from personafl.runs.sizes import observe
 def score_all(run: Run, final: bool) -> dict[str, Scored]:
     """Score some seen clients on test data; at the end everyone, also on validation data if there are any.
 
-    A recipe may leave the test data unread, and have training data scored too.
+    A recipe may leave the test data unread, have validation data scored every time, and training data too.
     """
     data, recipe = run.job.federation.data, run.job.recipe
     blind = recipe.evaluation.split == "validation"
     splits = {"validation": data.validation} if blind else {"test": data.test}
     choice = final and not blind and bool(len(data.validation.flat))
-    if choice:
+    if choice or recipe.evaluation.split == "both":
         splits["validation"] = data.validation
     if recipe.evaluation.train:
         splits["train"] = data.train
@@ -52,7 +52,8 @@ def record_scores(run: Run, number: int, time: float | None) -> float:
             summary = summarize(scores.accuracy, scores.loss, scores.samples, scores.metrics)
             whose = {"clients": clients, "model": model, "split": split}
             run.record({"event": "score", **_when(number, time), **summary.facts(), **whose})
-            accuracy = accuracy if split == "train" else summary.accuracy  # "global" sorts before "personal"
+            whole = split == "test" or (split, run.job.recipe.evaluation.split) == ("validation", "validation")
+            accuracy = summary.accuracy if whole else accuracy  # "global" sorts before "personal"
     record_forms(run, number, time)
     return accuracy
 
