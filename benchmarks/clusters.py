@@ -1,6 +1,6 @@
 """Do IFCA and FedEM find the groups of clients? Rotated MNIST: a fourth of the clients each by 0, 90, 180, 270 degrees.
 
-    python benchmarks/clusters.py ../shared/data/mnist/mnist.npz --methods fedavg,local,ifca [--clients 40] [--seeds 0,1,2]
+    python benchmarks/clusters.py ../shared/data/mnist/mnist.npz --methods fedavg,local,ifca [--clients 40] [--seeds 0,1]
     python benchmarks/clusters.py ../shared/data/mnist/mnist.npz --methods fedem --rounds 30 --lr 0.3
 
 A client is found if its cluster, FedEM's component of the largest weight, is that of its group: clusters are matched
