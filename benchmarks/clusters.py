@@ -1,7 +1,7 @@
 """Do IFCA and FedEM find the groups of clients? Rotated MNIST: a fourth of the clients each by 0, 90, 180, 270 degrees.
 
-    python benchmarks/clusters.py ../shared/data/mnist/mnist.npz --methods fedavg,local,ifca [--clients 40] [--seeds 0,1]
-    python benchmarks/clusters.py ../shared/data/mnist/mnist.npz --methods fedem --rounds 30 --lr 0.3
+    python benchmarks/clusters.py mnist.npz --methods fedavg,local,ifca [--clients 40] [--seeds 0,1,2]
+    python benchmarks/clusters.py mnist.npz --methods fedem --rounds 30 --lr 0.3
 
 A client is found if its cluster, FedEM's component of the largest weight, is that of its group: clusters are matched
 with groups so that most clients are. The accuracy is of clients' models on test digits turned as theirs are. Every seed

@@ -15,8 +15,7 @@ predictions, Σ_k π_ik h_k(x). The two are one where clients come in groups. q 
 by the order of their weights' entries (`slots`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,11 +23,11 @@ from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model, Shared
 from personafl.algorithms.personal import retrained
-from personafl.algorithms.slots import chosen, looked_at, losses_of, slots
-from personafl.algorithms.training import Count, OnePassClient, Training
+from personafl.algorithms.slots import SlotsClient, chosen, looked_at, losses_of, slots
+from personafl.algorithms.training import Count, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.batches import Batch, Data, Steps
+from personafl.core.batches import Batch, Data
 from personafl.core.descend import descent
 from personafl.core.losses import mean_of_real
 from personafl.core.optim import OptimizerSpec
@@ -42,30 +41,14 @@ class Mixture(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmClient(OnePassClient):
+class EmClient(SlotsClient):
     """Client rule: say which component each sample is of, and train all of them so."""
 
-    look: Steps = field(default_factory=lambda: Steps(epochs=1))
-    components: int = 3  # K
     tune_rounds: int = 10
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """A pass that only looks, and one of training."""
-        return {"look": self.look, "local": self.training.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """A newcomer looks."""
-        return {"tune": self.look}
-
-    def expects(self, problem: Problem, start: Params) -> Model:
-        """Return the models."""
-        return Model(slots(start, self.components))
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Mixture:
         """π_i = 1/K."""
-        return Mixture(tree.leaves(down.model)[0].new_full((self.components,), 1 / self.components))
+        return Mixture(tree.leaves(down.model)[0].new_full((self.count,), 1 / self.count))
 
     def update(self, problem: Problem, down: Model, state: Mixture, data: Data) -> tuple[Mixture, Change]:
         """One E-step and one M-step."""
@@ -106,11 +89,11 @@ def stepped(weights: Tensor, losses: Tensor, real: Tensor) -> Tensor:
 class EmServer(Averaging):
     """Server rule: FedAvg's on each component."""
 
-    components: int = 3
+    count: int = 1  # K
 
     def init(self, problem: Problem, start: Params, population: float) -> Shared:
         """Start at K models."""
-        return super().init(problem, slots(start, self.components), population)
+        return super().init(problem, slots(start, self.count), population)
 
 
 def fedem(
@@ -118,5 +101,5 @@ def fedem(
 ) -> Algorithm:
     """Several shared models, and for each client how much of its data is of which."""
     look = retrained(training, lr=None, epochs=1).work
-    client = EmClient(training=training, look=look, components=components, tune_rounds=tune_rounds)
-    return Algorithm("fedem", client, EmServer(optimizer=server, components=components))
+    client = EmClient(training=training, look=look, count=components, tune_rounds=tune_rounds)
+    return Algorithm("fedem", client, EmServer(optimizer=server, count=components))

@@ -15,8 +15,7 @@ Deviations: the loss that finds a cluster is of a pass over the training data, w
 order of their weights' entries (`slots`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -25,11 +24,11 @@ from torch.nn import functional
 
 from personafl.algorithms.averaging import Model
 from personafl.algorithms.personal import retrained
-from personafl.algorithms.slots import chosen, looked_at, slots
-from personafl.algorithms.training import Count, OnePassClient, Training
+from personafl.algorithms.slots import SlotsClient, chosen, looked_at, slots
+from personafl.algorithms.training import Count, Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule
-from personafl.core.batches import Batches, Data, Steps
+from personafl.core.batches import Batches, Data
 from personafl.core.descend import descent
 from personafl.core.tree import Params
 
@@ -49,31 +48,15 @@ class InSlots(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IfcaClient(OnePassClient):
+class IfcaClient(SlotsClient):
     """Client rule: find the best model, and train it."""
 
     uploads_of_state: ClassVar[tuple[str, ...]] = ("member",)
-    look: Steps = field(default_factory=lambda: Steps(epochs=1))
-    clusters: int = 4  # K
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """A pass that only looks, and one of training."""
-        return {"look": self.look, "local": self.training.work}
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """A newcomer looks."""
-        return {"tune": self.look}
-
-    def expects(self, problem: Problem, start: Params) -> Model:
-        """Return the models."""
-        return Model(slots(start, self.clusters))
 
     def init(self, problem: Problem, down: Model, generator: torch.Generator) -> Cluster:
         """Until it looks, a client is of the first cluster."""
         first = torch.zeros((), dtype=torch.int64, device=tree.leaves(down.model)[0].device)
-        return Cluster(functional.one_hot(first, self.clusters).to(tree.leaves(down.model)[0]))
+        return Cluster(functional.one_hot(first, self.count).to(tree.leaves(down.model)[0]))
 
     def update(self, problem: Problem, down: Model, state: Cluster, data: Data) -> tuple[Cluster, InSlots]:
         """Find ĵ, and train w_ĵ."""
@@ -94,7 +77,7 @@ class IfcaClient(OnePassClient):
     def _found(self, problem: Problem, down: Model, state: Cluster, batches: Batches) -> Tensor:
         losses, real = looked_at(problem, down.model, batches)
         total = torch.where(real.unsqueeze(-1), losses, 0.0).sum(0)  # [K]
-        best = functional.one_hot(total.argmin(), self.clusters).to(state.member)
+        best = functional.one_hot(total.argmin(), self.count).to(state.member)
         return torch.where(real.any(), best, state.member)
 
 
@@ -106,11 +89,11 @@ def _in_slot(member: Tensor, change: Tensor) -> Tensor:
 class IfcaServer(ServerRule):
     """Server rule: each model is the mean of those that its clients made of it."""
 
-    clusters: int = 4
+    count: int = 1  # K
 
     def init(self, problem: Problem, start: Params, population: float) -> Model:
         """Start at K models."""
-        return Model(slots(start, self.clusters))
+        return Model(slots(start, self.count))
 
     def broadcast(self, state: Model) -> Model:
         """Send them all."""
@@ -128,5 +111,5 @@ class IfcaServer(ServerRule):
 def ifca(training: Training, *, clusters: Count = 4) -> Algorithm:
     """Several shared models; each client finds the one that fits it best, and trains that."""
     look = retrained(training, lr=None, epochs=1).work
-    client = IfcaClient(training=training, look=look, clusters=clusters)
-    return Algorithm("ifca", client, IfcaServer(clusters=clusters))
+    client = IfcaClient(training=training, look=look, count=clusters)
+    return Algorithm("ifca", client, IfcaServer(count=clusters))

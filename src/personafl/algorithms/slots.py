@@ -1,12 +1,39 @@
 """What methods with several shared models have in common: K of them in the slots of one message, [K, …] each weight."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
+from personafl.algorithms.averaging import Model
+from personafl.algorithms.training import OnePassClient
 from personafl.core import rng
 from personafl.core.algorithm import Problem
-from personafl.core.batches import Batch, Batches
+from personafl.core.batches import Batch, Batches, Steps
 from personafl.core.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotsClient(OnePassClient):
+    """Base of client rules that look at all models before they train, and as newcomers only look."""
+
+    look: Steps = field(default_factory=lambda: Steps(epochs=1))
+    count: int = 1  # K
+
+    @property
+    def phases(self) -> Mapping[str, Steps]:
+        """A pass that only looks, and one of training."""
+        return {"look": self.look, "local": self.training.work}
+
+    @property
+    def tuning(self) -> Mapping[str, Steps]:
+        """A newcomer looks."""
+        return {"tune": self.look}
+
+    def expects(self, problem: Problem, start: Params) -> Model:
+        """Return the models."""
+        return Model(slots(start, self.count))
 
 
 def slots(start: Params, count: int) -> Params:
