@@ -11,7 +11,7 @@ head; client i has n_ic samples of class c, and c̄ is the shared centroid of a 
 λ = 0 is FedRep. Clients send Σ z and n_ic of each class, so a server learns how many samples of which class one has.
 
 Deviations: the combination of classifiers is left out: it sends every client a mixture of its own of all heads, and
-here a server has one message for all. Distances are divided by the width, as in the authors' code. Where uploads are
+here a server has one message for all. Distances are divided by the width, as in PFLlib. Where uploads are
 weighted by samples (p_i ∝ n_i), so are the sums of classes.
 """
 

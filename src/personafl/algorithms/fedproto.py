@@ -7,13 +7,13 @@ is a body with a linear head on its features z; client i has n_ic samples of cla
                C_ic = mean of z over its samples of class c, after training
     server:    C̄_c ← Σ_i n_ic C_ic / Σ_i n_ic   over the cohort; a class that nobody in it has stays as it was
 
-A model is scored by its head, as the authors' code does for their tables; the nearest prototype is an alternative there
-that is not offered here. λ = 0 is Local training from the common start.
+A model is scored by its head. PFLlib's figures for this method are by the nearest prototype, which is not offered here.
+λ = 0 is Local training from the common start.
 
 Clients send Σ z and n_ic of each class, so a server learns how many samples of which class a client has.
 
-Deviations: the paper's factor 1/|N_c| before the mean of a class is left out, as in the authors' code; distances are
-squared and of single samples, as there (the paper has distances between means). All clients have one architecture and
+Deviations: the paper's factor 1/|N_c| before the mean of a class is left out; distances are squared, divided by the
+width and of single samples, as in PFLlib (the paper has distances between means). All clients have one architecture and
 start at one model, which they are sent once.
 """
 
