@@ -1,5 +1,6 @@
-"""What the system is: which ones personafl can run on, and how much memory a process took of it."""
+"""What the system is: which ones personafl can run on, and how much memory a process takes of it."""
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -24,3 +25,10 @@ def peak_memory() -> float:
     import resource  # which Windows lacks, and Windows is to get the line above
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes
+
+
+def give_memory_back() -> None:
+    """Let the system have what is free in this process: glibc keeps pages between others that are in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not on macOS, nor with musl
+    if trim is not None:
+        trim(0)

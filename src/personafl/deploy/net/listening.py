@@ -32,8 +32,8 @@ OnRefusal = Callable[[str, Refused], None]  # (whose message, why): for the log
 _RESERVE = 64  # file descriptors for the journal, updates and checkpoints, and for connections that are being refused
 _FILES = 2**16  # as many as are used where the system allows it
 _HEADER_SECONDS = 10.0
-_SENDING = 32  # frames of answers that are sent at the same time
-_PROMPT = 1.0  # seconds after which a frame that its peer does not read is not counted among them
+_SENDING = 32  # chunks of answers that are sent at the same time
+_PROMPT = 1.0  # seconds after which a chunk that its peer does not read is not counted among them
 _ROOM_SECONDS = 10.0  # that whoever is next to send a payload waits for room
 _OPTIONS = [
     *OPTIONS,
@@ -114,22 +114,24 @@ class _Answers:
         except Refused as refused:
             await self._refuse(identity.name, refused, context)
             return
-        for frame in frames(reply, offset=_agreed(reply, have)):
-            await self._send(frame, context)
+        sent = frames(reply, offset=_agreed(reply, have))
+        await context.write(next(sent))
+        for chunk in sent:
+            await self._send(chunk, context)
 
     async def _refuse(self, who: str, refused: Refused, context: Any) -> None:
         self.on_refusal(who, refused)
         for frame in frames(Said(messages.Refusal(code=refused.code, text=refused.text[:2000]))):
             await context.write(frame)
 
-    async def _send(self, frame: bytes, context: Any) -> None:
-        """Send a frame; few at a time, for each is copied, and a round begins for all devices at once."""
+    async def _send(self, chunk: bytes, context: Any) -> None:
+        """Send a chunk; few at a time, for each is copied, and a round begins for all devices at once."""
         await self.sending.acquire()
         with contextlib.ExitStack() as counted:
             counted.callback(self.sending.release)
             slow = asyncio.get_running_loop().call_later(_PROMPT, counted.close)
             counted.callback(slow.cancel)
-            await context.write(frame)
+            await context.write(chunk)
 
     async def _answer(self, identity: Identity, incoming: AsyncIterator[bytes]) -> tuple[Said, Part | None]:
         """Return what to say, and what the peer has of it already."""

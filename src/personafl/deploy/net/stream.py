@@ -1,4 +1,4 @@
-"""How a message travels: one frame with its header, then its payload in chunks of up to 1 MB, usually 128 kB.
+"""How a message travels: one frame with its header, then its payload in chunks of up to 1 MB, usually 128 to 512 kB.
 
 A payload is named by its digest, so what is left of a broken transfer is continued: the receiver keeps what it got, and
 the sender goes on from there. Memory is bounded: a payload is refused by its announced size before a byte of it is
@@ -29,7 +29,10 @@ from personafl.deploy.net.messages import (
 )
 
 CHUNK = 2**20
-_SENT = 2**17  # bytes of a chunk: gRPC keeps, for each connection, room for as much as ever came at once
+# Bytes of a chunk, and the share of its payload that it is in between. Each costs processor time; but gRPC keeps, for
+# each connection, room for as much as ever came at once, and a chunk for each peer that reads slowly.
+_LEAST, _MOST, _SHARE = 2**17, 2**19, 32
+_SMALL = 2**12  # bytes below which chunks are put together at once: an object for each would take more than they do
 FRAME_BYTES = CHUNK + HEADER_BYTES  # the largest that gRPC lets through
 GRACE = 5.0  # seconds that a sender has its place for certain, and that it may still take when others wait
 _LOOK = 0.5  # seconds after which whoever is next looks again who has become slow
@@ -40,23 +43,30 @@ Cap = Callable[[Message, Part], int]  # whose payload it is, and what was announ
 @dataclass
 class _Partial:
     part: Part
-    data: bytearray = field(default_factory=bytearray)
+    chunks: list[bytes | bytearray] = field(default_factory=list)  # put together when all came
+    size: int = 0  # of them all
     hash: Any = field(default_factory=sha256)  # of the data, made while they arrive
     clock: asyncio.Timeout | None = None  # of the call that is sending; None: nobody is
     began: tuple[float, int] = (0.0, 0)  # when it began to send, and how much was there
 
     def add(self, chunk: bytes) -> None:
         """Take what came, or refuse it."""
-        if not chunk or len(chunk) > CHUNK or len(self.data) + len(chunk) > self.part.size:
+        if not chunk or len(chunk) > CHUNK or self.size + len(chunk) > self.part.size:
             raise Refused(Code.TOO_LARGE, "more bytes came than were announced, or a chunk is not 1 byte to 1 MB")
-        self.data += chunk
+        if len(chunk) >= _SMALL:
+            self.chunks.append(chunk)
+        elif self.chunks and isinstance(self.chunks[-1], bytearray):
+            self.chunks[-1] += chunk
+        else:
+            self.chunks.append(bytearray(chunk))
+        self.size += len(chunk)
         self.hash.update(chunk)
 
     def seconds_left(self, now: float) -> float:
         """Return how long the rest takes, at the rate so far."""
         since, had = self.began
-        came = len(self.data) - had
-        return (self.part.size - len(self.data)) * (now - since) / came if came else float("inf")
+        came = self.size - had
+        return (self.part.size - self.size) * (now - since) / came if came else float("inf")
 
 
 class Partials:
@@ -81,12 +91,12 @@ class Partials:
         if partial is None or partial.part.digest != digest:
             return 0
         self._end(peer)
-        return len(partial.data)
+        return partial.size
 
     def newest(self, peer: str) -> Part | None:
         """Return how far the payload that a peer was sending has come, if there is one."""
         partial = self._of.get(peer)
-        return None if partial is None else partial.part.model_copy(update={"offset": len(partial.data)})
+        return None if partial is None else partial.part.model_copy(update={"offset": partial.size})
 
     @contextlib.asynccontextmanager
     async def arriving(self, peer: str, part: Part) -> AsyncIterator[_Partial]:
@@ -139,11 +149,11 @@ class Partials:
         partial = self._of.get(peer)
         if partial is None or (partial.part.digest, partial.part.size) != (part.digest, part.size) or not part.offset:
             partial = _Partial(part)
-        if part.offset != len(partial.data):
-            raise Refused(Code.BAD_OFFSET, f"{len(partial.data)} bytes of it are here")
+        if part.offset != partial.size:
+            raise Refused(Code.BAD_OFFSET, f"{partial.size} bytes of it are here")
         now = asyncio.get_running_loop().time()
         self._make_room(peer, part.size, now)
-        partial.began, partial.clock = (now, len(partial.data)), clock
+        partial.began, partial.clock = (now, partial.size), clock
         self._of[peer] = partial
         return partial
 
@@ -190,10 +200,10 @@ class Partials:
 
     @property
     def _kept(self) -> int:
-        return sum(len(partial.data) for partial in self._of.values() if not partial.clock)
+        return sum(partial.size for partial in self._of.values() if not partial.clock)
 
 
-def frames(said: Said, have: Part | None = None, offset: int = 0, chunk: int = _SENT) -> Iterator[bytes]:
+def frames(said: Said, have: Part | None = None, offset: int = 0, chunk: int | None = None) -> Iterator[bytes]:
     """Yield the frames of a message; of its payload the bytes from `offset` on, in chunks.
 
     `have` is what the sender already has of the reply that it expects.
@@ -203,8 +213,9 @@ def frames(said: Said, have: Part | None = None, offset: int = 0, chunk: int = _
         yield header(message, None, have)
         return
     yield header(message, Part(size=len(payload), digest=digest_of(payload), offset=offset), have)
-    for start in range(offset, len(payload), chunk):
-        yield payload[start : start + chunk]
+    each = chunk or min(max(len(payload) // _SHARE, _LEAST), _MOST)
+    for start in range(offset, len(payload), each):
+        yield payload[start : start + each]
 
 
 async def receive(
@@ -244,9 +255,9 @@ async def _payload(incoming: AsyncIterator[bytes], peer: str, partials: Partials
         if refused.code is Code.TOO_LARGE:
             partials.drop(peer)
         raise
-    if len(partial.data) < part.size:
-        raise Refused(Code.INCOMPLETE, f"{len(partial.data)} of {part.size} bytes came")
+    if partial.size < part.size:
+        raise Refused(Code.INCOMPLETE, f"{partial.size} of {part.size} bytes came")
     partials.finish(peer)
     if partial.hash.hexdigest() != part.digest:
         raise Refused(Code.BAD_DIGEST, "the payload is not what its digest says")
-    return bytes(partial.data)
+    return b"".join(partial.chunks)

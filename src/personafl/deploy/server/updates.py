@@ -14,7 +14,9 @@ from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Update, digest_of
 from personafl.errors import BadInput
 from personafl.storage.files import storage, sync, write_from
+from personafl.system import give_memory_back
 
+_MANY = 2**26  # bytes of updates that came and went, after which memory is given back
 Places = dict[int, tuple[int, int]]  # number of a device -> where its update begins, and its size
 
 
@@ -41,6 +43,7 @@ class Updates:
         self._directory, self._round = directory, 0
         self._places: Places = {}
         self._end = 0
+        self._came = 0  # bytes since memory was last given back
 
     def begin(self, round_: int, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         """Begin a round, or go on with it from what the journal says was accepted."""
@@ -60,6 +63,10 @@ class Updates:
         if not self._end:
             with storage(self._directory):
                 sync(self._directory)
+        self._came += begin - self._end
+        if self._came > _MANY:
+            self._came = 0
+            give_memory_back()
         return facts
 
     def keep(self, facts: Sequence[Mapping[str, Any]]) -> None:
