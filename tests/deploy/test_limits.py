@@ -255,6 +255,28 @@ def test_who_calls_too_often_waits() -> None:
     assert caller.delay(2000.0) == 0.0
 
 
+def test_who_is_answered_much_waits_sooner() -> None:
+    """A knock is answered with a recipe, which may have 256 kB: as much work as 16 calls more."""
+
+    async def knocks() -> float:
+        known, now = callers.Callers(), asyncio.get_running_loop().time()
+        for _ in range(10):
+            async with known.calling("device-1"):
+                known.weigh("device-1", 2**18)
+        return known._of["device-1"].due - now
+
+    with pytest.MonkeyPatch.context() as patch:
+        waited: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            waited.append(seconds)
+
+        patch.setattr(callers.asyncio, "sleep", sleep)
+        ahead = asyncio.run(knocks())
+    assert ahead == pytest.approx((10 * 17 - callers.BURST) / callers.RATE, abs=0.5)
+    assert len(waited) == 4  # the first six were within what may come at once
+
+
 # Payloads
 
 

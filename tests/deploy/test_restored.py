@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_cloud_deployed import driven
 from test_moving import three
 from together import Together
 
-from personafl.deploy.net.messages import Alive, Announce, Code, Refused
-from personafl.deploy.server.cloudserver import whose_copy_is_old
+from personafl.deploy.net.messages import Accepted, Alive, Announce, Code, Message, Proceed, Refused, Said, Wait
+from personafl.deploy.server.cloudserver import _CloudServer, whose_copy_is_old
 from personafl.deploy.server.coordination import Coordination
 
 
@@ -61,6 +63,44 @@ def test_who_is_behind_is_told_from_what_both_say(
     number: int, sealed: bool, at: int, ready: bool, after: int, whose: str | None
 ) -> None:
     assert whose_copy_is_old(number, sealed, Alive(open=True, at=at, ready=ready, after=after)) == whose
+
+
+def test_what_a_coordinator_lost_is_handed_in_again() -> None:
+    """Its journal lost the last line: it waited for what the server had announced, and the server for what follows."""
+    asked: list[str] = []
+    lost = [Wait(), Alive(open=True, at=5, ready=False, after=4), Accepted(before=False)]
+    had = [Wait(), Alive(open=True, at=5, ready=True, after=4)]
+    mixed = [Wait(), Alive(open=True, at=6, ready=False, after=5), Proceed(start=6, mixed=5)]
+    answers = iter([*had, *lost, *mixed])
+
+    async def ask(message: Message, payload: bytes = b"") -> Said:
+        asked.append(message.kind)
+        return Said(next(answers))
+
+    server = _CloudServer.__new__(_CloudServer)
+    server._coordinator = SimpleNamespace(ask=ask)  # type: ignore[assignment]
+    server._own = SimpleNamespace(done=5)  # type: ignore[assignment]
+    handed = Said(Announce(round=5, clients=1), b"what was sealed")
+    said = asyncio.run(server._following(5, handed))
+    assert said.message == Proceed(start=6, mixed=5)
+    assert asked == ["await", "beat", "await", "beat", "announce", "await", "beat", "await"]
+
+
+def test_a_coordinator_without_its_last_line_knows_so_and_takes_it_again(tmp_path: Path) -> None:
+    with Together(three("async"), tmp_path) as made:
+        for place in range(3):
+            made.collect(place)
+        made.hand_in(0)
+        sealed = made.cloud[0].seal()
+    journal = tmp_path / "coordinator" / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    assert isinstance(sealed.message, Announce)
+    with Coordination(made.recipe, tmp_path / "coordinator") as again:
+        at, ready, after = again.where(0)
+        assert (at, ready) == (sealed.message.round, False)
+        assert after != sealed.message.round
+        assert not again.announce(0, sealed.message, sealed.payload)
+        assert again.where(0)[1]
 
 
 @pytest.mark.system

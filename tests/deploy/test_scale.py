@@ -26,7 +26,7 @@ from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Hello, Pull, Refused, Said, Update, digest_of
 from personafl.deploy.net.payload import opened_update
 from personafl.deploy.net.stream import Partials, frames, receive
-from personafl.deploy.server import history, rounds
+from personafl.deploy.server import history, rounds, updates
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.server import Server
 from personafl.deploy.server.service import Bell
@@ -244,6 +244,19 @@ def test_updates_that_wait_are_made_durable_together(tmp_path: Path, monkeypatch
         assert synced == ["000000.updates", "journal.jsonl"]
         assert sorted(server._open.taken) == list(range(20))
         server.close()
+
+
+def test_memory_is_given_back_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates come and go in pieces that leave holes, which a process keeps for itself."""
+    given: list[int] = []
+    with enrolled(tmp_path / "run", 20) as server:
+        server.begin()
+        server.open_next()
+        monkeypatch.setattr(updates, "give_memory_back", lambda: given.append(len(server._open.taken)))
+        monkeypatch.setattr(updates, "_MANY", 5 * len(upload(server, 0)))
+        for number in range(20):
+            server.accept_all(offers(server, range(number, number + 1)))
+    assert given == [5, 11, 17]
 
 
 def test_an_update_that_a_journal_does_not_speak_of_is_written_over(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personafl.deploy import pki
+from personafl.deploy.net import stream
 from personafl.deploy.net.messages import (
     HEADER_BYTES,
     Code,
@@ -65,12 +66,31 @@ def test_what_is_sent_arrives(payload: bytes, round_: int) -> None:
 
 @pytest.mark.parametrize("chunk", [CHUNK, 2**17])
 def test_a_payload_travels_in_chunks(chunk: int) -> None:
-    """Of 128 kB, unless it is told otherwise; those of 1 MB, as version 0.1 sends, are taken as well."""
+    """Of 128 kB if it is small, unless it is told otherwise; those of 1 MB, as version 0.1 sends, are taken as well."""
     payload = bytes(range(256)) * (5 * chunk // 512)
     pieces = list(frames(Said(GOOD, payload), chunk=chunk))
     assert [len(piece) for piece in pieces[1:]] == [chunk, chunk, chunk // 2]
     assert received(pieces) == (GOOD, payload)
     assert list(frames(Said(GOOD, payload))) == list(frames(Said(GOOD, payload), chunk=2**17))
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(2**20, 2**17), (2**23, 2**18), (2**25, 2**19)])
+def test_a_large_payload_travels_in_larger_chunks(size: int, chunk: int) -> None:
+    """Each takes processor time; but the largest also stays in memory, so that they are no more than 512 kB."""
+    pieces = list(frames(Said(GOOD, Payload(size)), offset=chunk))
+    assert {len(piece) for piece in pieces[1:]} == {chunk}
+    assert len(pieces) == size // chunk
+
+
+def test_small_chunks_are_put_together_as_they_come() -> None:
+    """Or a payload in single bytes would take forty times its size."""
+    partial = stream._Partial(Part(size=2**16, digest=DIGEST, offset=0))
+    sent = [bytes([place % 256, 1]) for place in range(1000)] + [bytes(2**13)] + [b"abc"] * 500
+    for chunk in sent:
+        partial.add(chunk)
+    assert [len(chunk) for chunk in partial.chunks] == [2000, 2**13, 1500]
+    assert b"".join(partial.chunks) == b"".join(sent)
+    assert partial.size == len(b"".join(sent))
 
 
 @pytest.mark.parametrize(

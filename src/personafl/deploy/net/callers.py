@@ -1,4 +1,7 @@
-"""How much each identity may ask for: so many calls at a time, so many a second. Who asks for more waits."""
+"""How much each identity may ask for: so many calls at a time, so many a second, large ones for more than one.
+
+Who asks for more waits.
+"""
 
 import asyncio
 import contextlib
@@ -10,6 +13,7 @@ from personafl.deploy.net.messages import Code, Refused
 
 AT_ONCE = 16  # calls of one identity; a device has two or three, and for a while those that its last address left
 RATE, BURST = 20.0, 100  # calls a second, and how many may come at once after a pause
+_BYTES = 2**14  # of an answer that anyone may ask for, which count as another call
 _PAUSE = 1.0  # seconds that one call too many is kept waiting before it is refused
 
 
@@ -29,6 +33,10 @@ class Callers:
 
     def __init__(self) -> None:
         self._of: defaultdict[str, _Caller] = defaultdict(_Caller)
+
+    def weigh(self, who: str, size: int) -> None:
+        """Count so many bytes that somebody is answered."""
+        self._of[who].due += size / _BYTES / RATE
 
     @contextlib.asynccontextmanager
     async def calling(self, who: str) -> AsyncIterator[None]:

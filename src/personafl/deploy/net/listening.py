@@ -114,6 +114,8 @@ class _Answers:
         except Refused as refused:
             await self._refuse(identity.name, refused, context)
             return
+        if isinstance(reply.message, messages.Welcome):  # a recipe, as often as anyone likes to knock
+            self.callers.weigh(identity.name, len(reply.payload))
         sent = frames(reply, offset=_agreed(reply, have))
         await context.write(next(sent))
         for chunk in sent:

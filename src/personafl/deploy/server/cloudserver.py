@@ -316,23 +316,33 @@ class _CloudServer(Server):
     async def _close(self) -> Closed:
         rounds = self._own
         assert rounds.open is not None
-        number = rounds.open.number
+        number, handed = rounds.open.number, None
         if rounds.complete or rounds.enough or not self._over.is_set():
-            announce, payload = await self._surely(rounds.seal)
+            handed = await self._surely(rounds.seal)
             self._notify()
-            try:
-                await self._coordinator.ask(announce, payload)
-            except Refused as refused:
-                if refused.code is not Code.ROUND_CLOSED:
-                    raise
-        said = await self._following(number)
+            await self._hand_in(handed)
+        said = await self._following(number, handed)
         return await self._surely(lambda: rounds.proceed(said))
 
-    async def _following(self, number: int | None) -> Said:
-        """Return what the coordinator says follows a round."""
+    async def _hand_in(self, handed: Said) -> None:
+        try:
+            await self._coordinator.ask(*handed)
+        except Refused as refused:
+            if refused.code is not Code.ROUND_CLOSED:
+                raise
+
+    async def _following(self, number: int | None, handed: Said | None = None) -> Said:
+        """Return what the coordinator says follows a round, for which this was handed in.
+
+        It is handed in again if the coordinator has not got it any more: the last lines of its journal may be lost.
+        """
         said = Said(messages.Wait())
         while isinstance(said.message, messages.Wait):
             said = await self._coordinator.ask(messages.Await(round=number))
+            if handed is not None and isinstance(said.message, messages.Wait):
+                about, _ = await self._coordinator.ask(messages.Beat(round=self._own.done))
+                if isinstance(about, messages.Alive) and not about.ready and about.after != number:
+                    await self._hand_in(handed)
         return said
 
     @contextlib.asynccontextmanager
