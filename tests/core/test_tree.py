@@ -189,3 +189,16 @@ def test_finite_on_a_gpu(bad: float) -> None:
     stacked = torch.full((4, 3), torch.finfo(torch.float32).max, device="cuda")
     stacked[2, 1] = bad
     assert tree.finite({"a": stacked, "b": torch.ones(4, 0, device="cuda")}, 4).tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2**16,), (3, 2**15 + 1), (2**18 + 5,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_what_is_added_in_parts_is_what_is_added_at_once(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    leaf = (1000 * torch.randn(shape, generator=generator)).to(dtype)
+    total = torch.randn(shape, generator=generator, dtype=F64)
+    expected = total.clone().add_(leaf, alpha=0.37)
+    assert tree.accumulate(total, leaf, 0.37) is total
+    assert torch.equal(total, expected)
+    turned = total.t().contiguous().t() if total.ndim == 2 else total
+    assert torch.equal(tree.accumulate(turned.clone(), leaf, 0.37), expected.add_(leaf, alpha=0.37))

@@ -196,6 +196,21 @@ def test_a_number_that_is_not_finite_is_found_anywhere(value: float) -> None:
         opened_update(wire.encode(made), made, Two, 1e6)
 
 
+@pytest.mark.parametrize("place", [0, 8191, 8192, 99_999])
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), 1e30, 3000.0])
+def test_updates_that_are_like_one_that_was_right_are_held_to_the_same_bounds(place: int, value: float) -> None:
+    """Their numbers are looked at where they are, without reading what describes them again."""
+    checker, made = payload.Checker(Two(torch.ones(10**5), torch.zeros(())), Two, 2000.0), torch.ones(10**5)
+    for _ in range(2):
+        checker.check(wire.encode(Two(made, torch.zeros(()))))
+    made[place] = value
+    with pytest.raises(Refused, match=r"NOT_FINITE|NORM_TOO_LARGE"):
+        checker.check(wire.encode(Two(made, torch.zeros(()))))
+    for other in (wire.encode(Two(torch.ones(10**5), torch.zeros(())))[:-4], wire.encode(made)):
+        with pytest.raises(Refused, match=r"BAD_PAYLOAD|BAD_NAMES"):
+            checker.check(other)
+
+
 def test_two_threads_may_write_one_journal(tmp_path: Path) -> None:
     """The event loop writes of refusals while the worker thread writes of updates."""
     journal = Journal(tmp_path / "journal.jsonl")

@@ -387,7 +387,7 @@ def join(joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
         return part if joined is None else joined.plus(part)
     weights = weights.to(torch.float64)
     for row, weight in enumerate(weights.tolist()):
-        tree.map(lambda total, leaf: total.add_(leaf[row], alpha=weight), joined.total, stacked)  # noqa: B023
+        tree.map(lambda total, leaf: tree.accumulate(total, leaf[row], weight), joined.total, stacked)  # noqa: B023
     return joined._replace(weight=joined.weight + weights.sum(), clients=joined.clients + len(weights))
 
 

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 Params = dict[str, Tensor]
 Tree = Any  # a Tensor, or a dict, tuple or NamedTuple of trees
 T = TypeVar("T")
+_PART = 2**16  # numbers that are in float64 at a time
 
 
 def map(function: Callable[..., Any], tree: T, *rest: Tree) -> T:  # noqa: A001 - used as tree.map
@@ -126,3 +127,12 @@ def _key(entry: Any) -> str:
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     raise TypeError(f"unknown tree node {entry!r}")
+
+
+def accumulate(total: Tensor, leaf: Tensor, weight: float) -> Tensor:
+    """Add weight·leaf in place; a part at a time, for what PyTorch makes in float64 of a large one takes longest."""
+    if leaf.dtype == total.dtype or leaf.numel() <= _PART or not total.is_contiguous():
+        return total.add_(leaf, alpha=weight)
+    for part, own in zip(total.view(-1).split(_PART), leaf.reshape(-1).split(_PART), strict=True):
+        part.add_(own, alpha=weight)
+    return total

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -19,6 +20,7 @@ from personafl.errors import BadInput
 T = TypeVar("T")
 _PARTS, _DESCRIBED = 5, 200  # of an entry at most, and bytes of the header for each of them besides its name
 _PART, _CLEARLY = 2**16, 0.9  # numbers whose squares are added in their own precision; of a bound, for sure below it
+_FEW = 2**13  # of them at a time, where more would be shared out to threads
 _BROKEN = (RuntimeError, TypeError, ValueError, IndexError, OverflowError, BadInput)
 
 
@@ -58,14 +60,26 @@ class Checker:
 
     def __init__(self, like: Tree, declared: type[Any], norm_bound: float) -> None:
         self._like, self._declared, self._bound = like, declared, norm_bound
-        self._right = b""  # a header of plain tensors
+        self._right, self._size = b"", 0  # a header of plain tensors, and what it takes with them
+        self._is_flat = {leaf.dtype for leaf in tree.leaves(wire.dense(like))} == {torch.float32}
 
     def check(self, data: bytes) -> None:
         """Refuse the bytes that a device sent unless they are an update."""
         header = data[: 8 + int.from_bytes(data[:8], "little")]
-        if header != self._right or math.sqrt(_about(_named(data).values())) >= _CLEARLY * self._bound:
+        if header != self._right or math.sqrt(self._squares(data, len(header))) >= _CLEARLY * self._bound:
             opened_update(data, self._like, self._declared, self._bound)
-            self._right = header if b"#" not in header else self._right
+            if b"#" not in header:
+                self._right, self._size = header, len(data)
+
+    def _squares(self, data: bytes, begin: int) -> float:
+        """Return the same as `_about` of an update with the right header; where it is, if its numbers are alike."""
+        if len(data) != self._size or not self._is_flat or begin % 4:
+            return _about(_named(data).values())
+        numbers = np.frombuffer(data, np.float32, offset=begin)
+        parts = (numbers[start : start + _FEW] for start in range(0, len(numbers), _FEW))
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = math.fsum(float(np.dot(part, part)) for part in parts)
+        return total if math.isfinite(total) else math.inf
 
 
 def check_finite(message: Tree) -> None:
