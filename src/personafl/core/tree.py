@@ -133,6 +133,6 @@ def accumulate(total: Tensor, leaf: Tensor, weight: float) -> Tensor:
     """Add weight·leaf in place; a part at a time, for what PyTorch makes in float64 of a large one takes longest."""
     if leaf.dtype == total.dtype or leaf.numel() <= _PART or not total.is_contiguous():
         return total.add_(leaf, alpha=weight)
-    for part, own in zip(total.view(-1).split(_PART), leaf.reshape(-1).split(_PART), strict=True):
+    for part, own in zip(torch.split(total.view(-1), _PART), torch.split(leaf.reshape(-1), _PART), strict=True):
         part.add_(own, alpha=weight)
     return total
