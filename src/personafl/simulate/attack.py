@@ -79,15 +79,7 @@ class Attack:
             pairs = zip(tree.leaves(model(tried)), wanted, strict=True)
             return float(sum(((a.double() - b.double()) ** 2).sum() for a, b in pairs))
 
-        best, most, step, growing = 0.0, harm(0.0), _FIRST, True
-        for _ in range(_TRIALS - 1):
-            strength = min(best + step, self.strength)
-            found = harm(strength)
-            growing = growing and found > most
-            if found > most:
-                best, most = strength, found
-            step *= 2 if growing else _SHRINK
-        return best
+        return worst_strength(harm, self.strength)
 
     def forged(self, chunks: Chunks, number: int) -> Iterator[tuple[Clients, Tree]]:
         """Yield what clients send, given chunks of what they trained."""
@@ -136,3 +128,16 @@ class Attack:
             return -self.strength * honest.mean(0)
         assert self.kind == "alie"
         return honest.mean(0) + self.strength * honest.std(0, correction=min(1, len(honest) - 1))
+
+
+def worst_strength(harm: Callable[[float], float], most: float) -> float:
+    """Return the strength, from 0 to the most there may be, of the most harm that 20 trials find."""
+    best, worst, step, growing = 0.0, harm(0.0), _FIRST, True
+    for _ in range(_TRIALS - 1):
+        strength = min(best + step, most)
+        found = harm(strength)
+        growing = growing and found > worst
+        if found > worst:
+            best, worst = strength, found
+        step *= 2 if growing else _SHRINK
+    return best
