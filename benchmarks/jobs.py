@@ -38,7 +38,12 @@ def ran(one: One, names: Sequence[str], options: dict[str, Any], out: Path, jobs
         if "error" not in values:
             found[name] = values
             out.write_text(json.dumps(found))
-        print(f"{name:50s}", *(f"{key} {value:.4g}" for key, value in _numbers(values)), values.get("error", ""))
+        print(
+            f"{name:50s}",
+            *(f"{key} {value:.4g}" for key, value in _numbers(values)),
+            values.get("error", ""),
+            flush=True,
+        )
     for worker in workers:
         worker.terminate()
     if wanted:

@@ -1,5 +1,6 @@
 """Runs with [attack]: who is hostile, on what they train, and that honest clients alone are scored."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ from personafl.core import tree
 from personafl.errors import BadInput
 from personafl.recipe.attack import AttackKind
 from personafl.recipe.recipe import Recipe
+from personafl.runs.attack import make_attack, under_attack
 from personafl.runs.build import prepare
 from personafl.simulate.attack import STRENGTHS
 from personafl.simulate.simulator import Simulation
@@ -142,3 +144,70 @@ def test_there_must_be_some_hostile_and_some_honest() -> None:
     for share, many in ((0.01, 0), (0.99, 10)):
         with pytest.raises(BadInput, match=f"of 10 clients is {many}, and some must be hostile and some honest"):
             prepare(recipe(attack={"share": share}))
+
+
+BACKDOOR = {"kind": "backdoor", "share": 0.3, "target": 2}
+
+
+@pytest.mark.parametrize("normalize", ["none", "auto"])
+def test_a_backdoor_is_in_half_of_the_hostile_clients_samples_and_in_copies_of_honest_test_samples(
+    normalize: str,
+) -> None:
+    """The trigger is the last pixel of 8 × 8, white: 1, or (1 − mean) / std where images are standardised."""
+    data = {**SMALL["data"], "normalize": normalize}
+    plain = prepare(recipe(attack=None, data=data)).federation.data
+    fed = prepare(recipe(attack=BACKDOOR, data=data)).federation
+    assert fed.attack is not None
+    assert fed.attack.triggered is not None
+    mean, std = (0.0, 1.0) if plain.moments is None else (plain.moments.mean[0], plain.moments.std[0])
+    white = torch.tensor((1 - mean) / std)
+    for client in range(10):
+        rows = fed.data.train[client]
+        changed = (fed.data.x[rows] != plain.x[rows]).flatten(1).any(1) | (fed.data.y[rows] != plain.y[rows])
+        there = fed.data.x[rows][:, 0, -1, -1].isclose(white) & (fed.data.y[rows] == 2)
+        if fed.attack.hostile[client]:
+            assert there.sum() >= -(-len(rows) // 2)
+            assert changed.sum() <= -(-len(rows) // 2)
+            assert there[changed].all()
+        else:
+            assert not changed.any()
+        tried = fed.attack.triggered[client]
+        wanted = [row for row in fed.data.test[client] if plain.y[row] != 2]
+        assert (fed.data.y[tried] == 2).all()
+        assert torch.allclose(fed.data.x[tried][:, 0, -1, -1], white)
+        assert torch.equal(fed.data.x[tried].flatten(1)[:, :-1], plain.x[wanted].flatten(1)[:, :-1])
+        assert bool(len(tried)) != fed.attack.hostile[client]
+    assert fed.data.fingerprint == plain.fingerprint
+
+
+def test_a_backdoor_that_cannot_be_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"attack\.target: 10 is none of the classes 0 to 9"):
+        prepare(recipe(attack={**BACKDOOR, "target": 10}))
+    given = recipe(attack=BACKDOOR)
+    data = prepare(recipe(attack=None)).federation.data
+    flat = dataclasses.replace(data, x=data.x.flatten(1))
+    with pytest.raises(BadInput, match=r"attack\.kind: 'backdoor' puts a square on images .* of shape \[64\]; take"):
+        under_attack(given, flat, make_attack(given, flat))
+
+
+@pytest.mark.system
+def test_a_backdoors_success_is_the_share_of_triggered_samples_that_are_taken_for_the_target(tmp_path: Path) -> None:
+    """By hand: what each model says of a client's own images with a white last pixel, as they were in the data."""
+    given = recipe(attack={**BACKDOOR, "strength": 4.0}, method={"name": "ditto"}, rounds=6)
+    result = personafl.run(given.model_dump(mode="json", exclude_none=True), out=tmp_path / "run")
+    plain = prepare(recipe(attack=None)).federation.data
+    by_model = {row["model"]: row for row in result.rows if row["split"] == "test"}
+    assert by_model["global"]["backdoor"] > 0.2
+    for model in ("global", "personal"):
+        column = result.columns[f"{model}_test_backdoor"]
+        for place, client in enumerate(result.columns["client"]):
+            if not result.columns["test"][place]:
+                assert column[place] is None
+                continue
+            rows = [row for row in plain.test[client] if plain.y[row] != 2]
+            x = plain.x[rows].clone()
+            x[:, :, -1, -1] = 1.0
+            said = result.predict(result.columns["name"][place], x, kind=model)
+            assert column[place] == pytest.approx(np.mean(np.asarray(said).astype(str) == plain.label_names[2]))
+        known = [value for value in column if value is not None]
+        assert by_model[model]["backdoor"] == pytest.approx(np.mean(known))

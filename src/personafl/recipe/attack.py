@@ -21,6 +21,7 @@ AttackKind = Literal[
     "optimal-alie",
     "mimic",
     "infinity",
+    "backdoor",
 ]
 
 
@@ -30,3 +31,4 @@ class AttackSection(Strict):
     kind: AttackKind = "sign-flip"
     share: Annotated[float, Field(gt=0, lt=1)] = 0.2  # of the clients that take part
     strength: Annotated[float, Field(ge=0)] | None = None  # what it is depends on the kind; None: 1, or as that has it
+    target: Annotated[int, Field(ge=0)] = 0  # of a backdoor: the class that it is to give

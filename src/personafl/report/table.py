@@ -133,8 +133,11 @@ def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
     found.append(("worst 10%", f"mean {score_word(rows)} of the worst decile of clients{about}"))
     if has_words(rows):
         found.append(("WER", f"word error rate in %: edits of whole words per word{about}"))
-    if names := metric_names(rows):
+    if names := [name for name in metric_names(rows) if name != "backdoor"]:
         found.append((", ".join(names), f"means over clients, in their own units{about}"))
+    if "backdoor" in metric_names(rows):
+        how = "share of test samples of other classes that its trigger makes the target's, mean over honest clients"
+        found.append(("backdoor", f"{how}{about}"))
     if _any_hurt(rows):
         after = "; after: with the chosen model" if "chosen" in models else ""
         found.append(("hurt", f"% of clients whose personal model is worse than the global one{after}"))

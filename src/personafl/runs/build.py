@@ -53,8 +53,7 @@ def prepare(
     if device.type != "cpu" and on_other_machines():
         raise BadInput(f"engine.device: a Ray cluster trains on CPUs, not on {device.type}; set engine.device=cpu")
     data = _data(recipe, data or given.dealt(recipe), dtype)
-    attack = make_attack(recipe, data)
-    data = under_attack(data, attack)
+    data, attack = under_attack(recipe, data, make_attack(recipe, data))
     cohort = recipe.federation.size(len(data.seen))
     if recipe.federation.sampling == "cyclic":
         recipe.federation.apart_in(len(data.seen))

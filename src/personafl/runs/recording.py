@@ -1,5 +1,6 @@
 """What a run writes down of its models: their scores and forms, during training and at the end."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,27 @@ def score_all(run: Run, final: bool) -> dict[str, Scored]:
         splits["validation"] = data.validation
     if recipe.evaluation.train:
         splits["train"] = data.train
+    attack = run.job.federation.attack
+    if attack is not None and attack.triggered is not None and not blind:
+        splits["backdoor"] = attack.triggered
     groups = {"seen": data.seen, "unseen": data.unseen} if final else {"seen": _some(data.seen, recipe)}
     tuned = run.tuned if final else None
     return {
-        name: score(run.simulation, tuned, members, splits, blends=choice)
+        name: _with_success(score(run.simulation, tuned, members, splits, blends=choice))
         for name, members in groups.items()
         if len(members)
     }
+
+
+def _with_success(scored: Scored) -> Scored:
+    """Return scores with how often a backdoor succeeds, if there is one, as a metric of each model on test data."""
+    found = dict(scored.scores)
+    for (model, split), tried in scored.scores.items():
+        if split == "backdoor":
+            known = found[model, "test"]
+            found[model, "test"] = replace(known, metrics={**known.metrics, "backdoor": tried.accuracy})
+            del found[model, split]
+    return replace(scored, scores=found)
 
 
 def _some(clients: NDArray[np.int64], recipe: Recipe) -> NDArray[np.int64]:

@@ -16,7 +16,8 @@ the server sends is farthest from what it would send if they had sent mean(h) (V
 
 In the other kinds it is the data that are hostile: label-flip trains on K − 1 − y of K classes, label-noise on random
 labels, and both send what comes of that. Ditto's A1 is label-noise, A2 random, and A3, which is "replace", s u after
-label-noise (T. Li et al., ICML 2021). Where a round has no honest client, the kinds that need one send 0.
+label-noise (T. Li et al., ICML 2021). A backdoor trains on samples of which half have a trigger and the target's label,
+and sends s u (E. Bagdasaryan et al., AISTATS 2020). Where a round has no honest client, the kinds that need one send 0.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from personafl.core import rng, tree, wire
 from personafl.core.tree import Tree
-from personafl.data.federated import Clients
+from personafl.data.federated import Clients, Ragged
 from personafl.recipe.attack import AttackKind
 
 OF_LABELS = ("label-flip", "label-noise", "replace")
@@ -50,6 +51,7 @@ class Attack:
     hostile: NDArray[np.bool_]
     strength: float
     seed: int
+    triggered: Ragged | None = None  # of a backdoor: samples of honest clients with its trigger, and its target's label
 
     def claimed(self, clients: Clients, samples: Clients) -> NDArray[Any]:
         """Return how many samples clients say they have."""
@@ -115,7 +117,7 @@ class Attack:
         """Return what the hostile send of a leaf, where nothing is drawn: one for all, or one for each."""
         if self.kind == "sign-flip":
             return -self.strength * leaf[hostile]
-        if self.kind in ("scale", "replace"):
+        if self.kind in ("scale", "replace", "backdoor"):
             return self.strength * leaf[hostile]
         if self.kind == "infinity":
             return torch.full_like(leaf[hostile], torch.inf)
