@@ -24,6 +24,7 @@ from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import DeviceSection, check_devices
 from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
+from personafl.recipe.fairness import FairnessSection, check_fairness
 from personafl.recipe.federation import FederationSection
 from personafl.recipe.method import MethodSection, PretrainSection, build_method
 from personafl.recipe.privacy import PrivacySection, check_privacy, counted_alike
@@ -59,6 +60,7 @@ class Recipe(Strict):
     sample_privacy: SamplePrivacySection | None = None  # of single samples of a client; None: there is none
     secure: SecureSection | None = None  # of the main stage: sums alone are seen of uploads; None: each of them is
     robust: RobustSection | None = None  # what holds while some clients are hostile; None: the mean of uploads
+    fairness: FairnessSection | None = None  # clients with a large loss count for more; None: they do not
     attack: AttackSection | None = None  # by some of the clients, simulated; None: all are honest
     pretrain: PretrainSection = PretrainSection()
     deploy: DeploySection | None = None  # devices and server as processes; None: simulated
@@ -112,6 +114,7 @@ class Recipe(Strict):
             check_privacy(recipe)
             check_sample_privacy(recipe)
             check_secure(recipe)
+            check_fairness(recipe)
             if recipe.robust is not None or recipe.attack is not None:
                 from personafl.recipe.hostilechecks import check_attack, check_robust  # here, for a device has neither
 

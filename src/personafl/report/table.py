@@ -82,7 +82,21 @@ def titles(rows: Sequence[Row]) -> list[str]:
     spoken = [*(["WER"] if has_words(rows) else []), *metric_names(rows)]
     sizes = ["size\nkB"] if _sized(rows) else []
     private = [*(["ε"] if _private(rows) else []), *(["sample\nε"] if _samples_private(rows) else [])]
-    return ["method", *models, "worst\n10%", *spoken, *hurt, *private, *sizes, "MB\nup", "MB\ndown", *timed, "sec"]
+    spread = ["std of\nclients"] if _fair(rows) else []
+    return [
+        "method",
+        *models,
+        "worst\n10%",
+        *spread,
+        *spoken,
+        *hurt,
+        *private,
+        *sizes,
+        "MB\nup",
+        "MB\ndown",
+        *timed,
+        "sec",
+    ]
 
 
 def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
@@ -97,6 +111,7 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             name,
             *(percent(own[name, m], "accuracy", joint) for m in models),
             percent(last, "worst_decile", joint),
+            *([percent(last, "accuracy_std", joint)] if _fair(rows) else []),
             *([percent(last, "word_error", joint)] if has_words(rows) else []),
             *(plain(last, key, joint) for key in metric_names(rows)),
             *([percent(last, "share_hurt", joint)] if hurt else []),
@@ -131,6 +146,8 @@ def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
         found.append(("chosen", "global, personal or between, by the validation data of the client and of all clients"))
     about = " (with the last personal model, if any)" if {"global", "personal"} <= models else ""
     found.append(("worst 10%", f"mean {score_word(rows)} of the worst decile of clients{about}"))
+    if _fair(rows):
+        found.append(("std of clients", f"standard deviation of {score_word(rows)} over clients{about}"))
     if has_words(rows):
         found.append(("WER", f"word error rate in %: edits of whole words per word{about}"))
     if names := [name for name in metric_names(rows) if name != "backdoor"]:
@@ -198,6 +215,10 @@ def _any_hurt(rows: Sequence[Row]) -> bool:
 
 def _sized(rows: Sequence[Row]) -> bool:
     return len({row["bytes_stored"] for row in rows}) > 1  # else a column of one number
+
+
+def _fair(rows: Sequence[Row]) -> bool:
+    return any("q" in row for row in rows)
 
 
 def _private(rows: Sequence[Row]) -> bool:

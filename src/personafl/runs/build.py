@@ -21,7 +21,7 @@ from personafl.runs.learners import make_learners, make_method, use_hardware
 from personafl.runs.private import check_sums, made_private
 from personafl.runs.problems import Maker
 from personafl.runs.profiles import deal
-from personafl.runs.robust import held
+from personafl.runs.robust import favoured, held
 from personafl.runs.samples import protected
 from personafl.runs.secure import summed
 from personafl.runs.start import make_start
@@ -58,7 +58,7 @@ def prepare(
     if recipe.federation.sampling == "cyclic":
         recipe.federation.apart_in(len(data.seen))
     algorithm = summed(recipe, made_private(recipe, algorithm, data, cohort), data, cohort)
-    algorithm = held(recipe, algorithm, cohort)
+    algorithm = held(recipe, favoured(recipe, algorithm), cohort)
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
     own = given.model, make, given.loss, given.metrics

@@ -133,6 +133,7 @@ def make_result(
                     "bytes_stored": size.bytes,
                     "seconds": totals.seconds,
                     **({} if totals.time is None else {"time": totals.time}),
+                    **({} if recipe.fairness is None else {"q": recipe.fairness.q}),
                     **({} if spent is None else spent.facts()),
                     **({} if samples is None else samples.facts(members[clients])),
                 }

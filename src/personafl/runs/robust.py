@@ -1,9 +1,10 @@
-"""From the section [robust] to a method whose uploads are taken by its rule."""
+"""From the sections [robust] and [fairness] to a method whose uploads are taken by their rule."""
 
 from typing import Any
 
 import torch
 
+from personafl.algorithms.fair import made_fair
 from personafl.algorithms.robust import made_robust
 from personafl.core.algorithm import Algorithm
 from personafl.recipe.recipe import Recipe
@@ -22,6 +23,12 @@ def held(recipe: Recipe, algorithm: Algorithm, cohort: int) -> Algorithm:
     made = made_robust(algorithm, rule=rule, before=before, **how)
     _check_cohort(rule, before, cohort)
     return made
+
+
+def favoured(recipe: Recipe, algorithm: Algorithm) -> Algorithm:
+    """Return the method as [fairness] has it."""
+    section = recipe.fairness
+    return algorithm if section is None else made_fair(algorithm, q=section.q, slope=1 / recipe.training.lr)
 
 
 def _rule(section: RobustSection, cohort: int) -> Rule:
