@@ -7,9 +7,11 @@ The setting is that of byzfl's benchmark (github.com/LPD-EPFL/byzfl, its default
 ones, a share γ of the 48,000 training images dealt at random and the rest sorted by label; two convolutions of 20 and
 50 filters, 500 units; each step every client sends the running mean (momentum 0.9) of its gradients on 25 images; the
 server clips them to 2, mixes nearest neighbours, and takes the trimmed mean or the geometric median (ν = 0.1, 3 steps)
-at rate 0.1. The attacks are byzfl's: minus the mean (its sign flip), and its optimal IPM and ALIE. As there, the model
-is the one of the step, of every 50th, that is best on 12,000 validation images. Test images of a class are dealt as its
-training images are: so personal models are scored on each client's own distribution, and the shared one on all images.
+at rate 0.1. The attacks are byzfl's: minus the mean (its sign flip), and its optimal IPM and ALIE, which adds
+deviations to gradients, so that weights sink. In the other direction, as this project's ALIE has it, they rise: that is
+"up", and not part of the map. As there, the model is the one of the step, of every 50th, that is best on 12,000
+validation images. Test images of a class are dealt as its training images are: so personal models are scored on each
+client's own distribution, and the shared one on all images.
 
 Every run is one of a personal method's; Ditto's shared model is FedAvg's. Runs go to `--jobs` processes, what --out has
 already is not done again, and after --minutes the rest is left out. --draw prints the table and draws the map.
@@ -45,6 +47,7 @@ from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients, FederatedData, Ragged, make_federated
+from personafl.errors import Diverged
 from personafl.evaluate.score import try_personal, try_shared
 from personafl.models.parts import personal_split
 from personafl.report.svg import COLOURS, document, rect, text, write_svg
@@ -64,6 +67,7 @@ ATTACKS: dict[str, tuple[Any, float]] = {  # byzfl's sign flip is IPM of strengt
     "optimal-ipm": ("optimal-ipm", 1e6),
     "optimal-alie": ("optimal-alie", 1e6),
 }
+UP = "optimal-alie-up"  # the same in the other direction, which is not among byzfl's
 PERSONAL = ("fedrep", "fedalt", "quped")  # beside Ditto, where a shared model is lost
 PRINTED = {  # by byzfl, γ = 0.33
     "trimmed-mean": {1: 0.98, 2: 0.97, 3: 0.94, 4: 0.91},
@@ -93,10 +97,15 @@ def cells(gammas: list[float]) -> Iterator[Cell]:
         for f, attack, rule in itertools.product(hostile, ATTACKS, RULE_NAMES):
             yield Cell(gamma, f, rule, attack, "ditto")
     if 0 in gammas:
-        for rule, name, attack in itertools.product(RULE_NAMES, PERSONAL, ATTACKS):
-            yield Cell(0.0, 4, rule, attack, name)
+        for name, attack in itertools.product(PERSONAL, ATTACKS):
+            yield Cell(0.0, 4, "trimmed-mean", attack, name)
         for f, attack, rule in itertools.product((3, 2, 1), ATTACKS, RULE_NAMES):
             yield Cell(0.0, f, rule, attack, "ditto")
+    for f, rule in itertools.product((4, 3, 2, 1), RULE_NAMES):
+        yield Cell(gammas[0], f, rule, UP, "ditto")
+    if 0 in gammas:
+        for name, attack in itertools.product(PERSONAL, ATTACKS):
+            yield Cell(0.0, 4, "geometric-median", attack, name)
 
 
 # The data.
@@ -214,13 +223,17 @@ class WithMomentum(ClientRule):
 
 
 def method(name: str) -> Algorithm:
-    """Return a method that takes one step a round; FedRep five on its head."""
-    training = Training(work=Steps(steps=1, batch=BATCH), optimizer=Sgd(lr=RATE, weight_decay=1e-4))
-    options = {"fedrep": {"head_epochs": 1}, "quped": {"bits": 2}, "fedalt": {"personal_lr": RATE}}
+    """Return a method that takes one step a round; FedRep five on its head, and Ditto clipped ones on its own model."""
+    optimizer = Sgd(lr=RATE, weight_decay=1e-4)
+    training = Training(work=Steps(steps=1, batch=BATCH), optimizer=optimizer)
+    options: dict[str, Any] = {"fedrep": {"head_epochs": 1}, "quped": {"bits": 2}, "fedalt": {"personal_lr": RATE}}
     made = METHODS[name].build(training, **options.get(name, {}))
     client: Any = made.client
     if name == "fedrep":
         client = dataclasses.replace(client, personal=dataclasses.replace(training, work=Steps(steps=5, batch=BATCH)))
+    if name == "ditto":  # which else diverges where it is pulled towards a model that is lost
+        calmer = dataclasses.replace(optimizer, lr=RATE / 2, clip=CLIP)
+        client = dataclasses.replace(client, personal=dataclasses.replace(training, optimizer=calmer))
     return dataclasses.replace(made, client=WithMomentum(rule=client))
 
 
@@ -237,6 +250,7 @@ class QuickAttack(Attack):
 
     rule: Rule = dataclasses.field(default_factory=Rule)
     before: tuple[Mix, ...] = ()
+    sign: float = 1.0  # of the deviation
 
     def _worst(self, chunks: Any, number: int, model: Callable[[Any], Tree]) -> float:
         sent = torch.cat([_flat(uploads) for _, uploads in chunks])
@@ -260,10 +274,10 @@ class QuickAttack(Attack):
         mean = self.kind == "optimal-ipm"
 
         def harm(strength: float) -> float:
-            moved = found(-strength, 0.0) if mean else found(1.0, strength)
+            moved = found(-strength, 0.0) if mean else found(1.0, self.sign * strength)
             return float((moved - wanted).square().sum())
 
-        return worst_strength(harm, self.strength)
+        return worst_strength(harm, self.strength) * (1.0 if mean else self.sign)
 
 
 def _flat(uploads: Tree) -> Tensor:
@@ -298,10 +312,11 @@ def simulation(cell: Cell, data: FederatedData, folder: Path, quick: bool = True
     before = (MIXES["nnm"](f=f),)
     algorithm = made_robust(algorithm, rule=rule, before=before, clip=RATE * CLIP)
     hostile = np.arange(data.clients) >= HONEST
-    kind, strength = ATTACKS[cell.attack]
+    kind, strength = ATTACKS[cell.attack.removesuffix("-up")]
     known: Any = {"kind": kind, "hostile": hostile, "strength": strength, "seed": 0}
     clipped = (Clip(norm=RATE * CLIP), *before)
-    attack = QuickAttack(**known, rule=rule, before=clipped) if quick else Attack(**known)
+    sign = 1.0 if cell.attack == UP else -1.0  # uploads are steps against the gradient
+    attack = QuickAttack(**known, rule=rule, before=clipped, sign=sign) if quick else Attack(**known)
     torch.manual_seed(0)
     module = network()
     split = None if algorithm.personal is None else personal_split(module, algorithm.personal)
@@ -332,7 +347,10 @@ def measured(cell: Cell, data: FederatedData, steps: int) -> dict[str, Any]:
         problem, rule = simulated.federation.problems[0], simulated.federation.algorithm.client
         curve: list[tuple[int, float, float]] = []
         for number in range(steps):
-            simulated.step(number)
+            try:
+                simulated.step(number)
+            except Diverged:  # what was found until then counts
+                break
             if (number + 1) % EVERY == 0 or number + 1 == steps:
                 params = simulated.global_model(simulated.down())
                 assert params is not None
@@ -343,6 +361,7 @@ def measured(cell: Cell, data: FederatedData, steps: int) -> dict[str, Any]:
         personal = try_personal(problem, own, data, data.test, honest).scores().accuracy
     best = max(curve, key=lambda point: point[1])
     return {
+        "steps": number + 1,
         "shared": best[2],
         "last": curve[-1][2],
         "personal": float(personal.mean()),
@@ -369,8 +388,8 @@ def worst(runs: Mapping[str, Any], what: str, method_: str = "ditto") -> dict[tu
     """Return the least accuracy of any attack, by rule, γ and f; where all three attacks are there."""
     found: dict[tuple[str, float, int], list[float]] = {}
     for name, values in runs.items():
-        gamma, f, rule, _, own = name.split("/")
-        if own == method_:
+        gamma, f, rule, attack, own = name.split("/")
+        if own == method_ and attack != UP:
             found.setdefault((rule, float(gamma), int(f)), []).append(values[what])
     return {key: min(values) for key, values in found.items() if len(values) == len(ATTACKS)}
 
@@ -386,6 +405,9 @@ def table(runs: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"| {gamma:g} | {f} | `{rule}` | {shared[key]:.3f} | {printed} | {personal[key]:.3f} | {least[key]:.3f} |"
         )
+    for name, values in sorted(runs.items()):
+        if f"/{UP}/" in name:
+            yield f"{name}: {values['shared']:.3f}, personal {values['personal']:.3f}"
     for name in PERSONAL:
         for (rule, gamma, f), value in worst(runs, "personal", name).items():
             low = worst(runs, "worst", name)[rule, gamma, f]

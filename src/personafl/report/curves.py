@@ -139,11 +139,15 @@ def _last_rows(run: Run, split: str = "test") -> list[dict[str, Any]]:
 
 
 def _loss(run: Run) -> Values:
-    """Return by round the training loss; of many rounds means over as many as make a point, at the last of them."""
-    known = [(e["number"], e["loss"]) for e in run.trained if e["loss"] is not None]
-    size = -(-len(known) // POINTS)
-    blocks = [known[start : start + size] for start in range(0, len(known), size)] if known else []
-    return {block[-1][0]: statistics.mean(loss for _, loss in block) for block in blocks}
+    """Return by round the training loss."""
+    return thinned([(entry["number"], entry["loss"]) for entry in run.trained if entry["loss"] is not None])
+
+
+def thinned(known: Sequence[tuple[int, float]]) -> Values:
+    """Return values by round; of many rounds means over as many as make a point, at the last of them."""
+    size = max(1, -(-len(known) // POINTS))
+    blocks = [known[start : start + size] for start in range(0, len(known), size)]
+    return {block[-1][0]: statistics.mean(value for _, value in block) for block in blocks}
 
 
 def _pictures(curves: Mapping[str, Curve], y_title: str, styles: Mapping[str, int]) -> Iterator[tuple[str, Markup]]:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from personafl import __version__
 from personafl.report import about
+from personafl.report.attacks import attack_figures
 from personafl.report.clients import client_table
 from personafl.report.compactness import form_figures
 from personafl.report.costs import cost_figures
@@ -56,6 +57,7 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
         ("sides", "Side by side", side_figures(sources)),
         ("differences", "Method against method", difference_figures(methods)),
         ("groups", "By device and server", group_figures(methods)),
+        ("attacks", "Hostile clients", attack_figures(runs)),
     ]
     sections = [
         ("curves", "Learning curves", curve_figures(runs)),
