@@ -74,7 +74,7 @@ def _treatment(runs: Sequence[Run]) -> list[str]:
     lost = [_told(run, "left_out") for run in runs if _told(run, "left_out")]
     if not lost:
         return [NONE, NONE, NONE]
-    out = f"{statistics.mean(sum(own.values()) for own in lost):,.0f}"
+    out = f"{statistics.mean(sum(own.values()) for own in lost):,.3g}"
     if not clipped:
         return [NONE, NONE, out]
     share = statistics.mean(statistics.mean(own.values()) for own in clipped)

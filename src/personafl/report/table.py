@@ -113,7 +113,7 @@ def lines(rows: Sequence[Row], joint: str = "±") -> Iterator[Line]:
             percent(last, "worst_decile", joint),
             *([percent(last, "accuracy_std", joint)] if _fair(rows) else []),
             *([percent(last, "word_error", joint)] if has_words(rows) else []),
-            *(plain(last, key, joint) for key in metric_names(rows)),
+            *((percent if key == "backdoor" else plain)(last, key, joint) for key in metric_names(rows)),
             *([percent(last, "share_hurt", joint)] if hurt else []),
             *([percent(own[name, "chosen"], "share_hurt", joint)] if hurt and "chosen" in models else []),
             *([amount(last[0]["epsilon"]) if "epsilon" in last[0] else "–"] if _private(rows) else []),
@@ -153,7 +153,7 @@ def legend(rows: Sequence[Row]) -> list[tuple[str, str]]:
     if names := [name for name in metric_names(rows) if name != "backdoor"]:
         found.append((", ".join(names), f"means over clients, in their own units{about}"))
     if "backdoor" in metric_names(rows):
-        how = "share of test samples of other classes that its trigger makes the target's, mean over honest clients"
+        how = "% of test samples of other classes that its trigger makes the target's, mean over honest clients"
         found.append(("backdoor", f"{how}{about}"))
     if _any_hurt(rows):
         after = "; after: with the chosen model" if "chosen" in models else ""
