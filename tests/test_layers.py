@@ -41,6 +41,7 @@ def test_no_executor_knows_a_method() -> None:
     assert methods == {
         "algorithms",
         "algorithms.distributed",
+        "algorithms.fair",
         "algorithms.private",
         "algorithms.robust",
         "algorithms.secure",
