@@ -24,7 +24,7 @@ from personafl.recipe.deploy import DeploySection
 from personafl.recipe.devices import DeviceSection, check_devices
 from personafl.recipe.engine import EngineSection
 from personafl.recipe.evaluation import EvaluationSection
-from personafl.recipe.fairness import FairnessSection, check_fairness
+from personafl.recipe.fairness import FairnessSection
 from personafl.recipe.federation import FederationSection
 from personafl.recipe.method import MethodSection, PretrainSection, build_method
 from personafl.recipe.privacy import PrivacySection, check_privacy, counted_alike
@@ -114,7 +114,10 @@ class Recipe(Strict):
             check_privacy(recipe)
             check_sample_privacy(recipe)
             check_secure(recipe)
-            check_fairness(recipe)
+            if recipe.fairness is not None:
+                from personafl.recipe.fairnesschecks import check_fairness  # here, for a device has none
+
+                check_fairness(recipe)
             if recipe.robust is not None or recipe.attack is not None:
                 from personafl.recipe.hostilechecks import check_attack, check_robust  # here, for a device has neither
 
