@@ -67,7 +67,7 @@ def _with_backdoor(data: FederatedData, attack: Attack, target: int) -> tuple[Fe
     if target >= data.classes:
         raise BadInput(f"attack.target: {target} is none of the classes 0 to {data.classes - 1}; give one of these")
     draw = rng.numpy_generator(attack.seed, "triggered")
-    each = [draw.permutation(data.train[client]) for client in np.flatnonzero(attack.hostile)]
+    each = [draw.permutation(data.train[client]) for client in np.flatnonzero(attack.hostile).tolist()]
     half = torch.from_numpy(np.intersect1d(own, np.concatenate([rows[: -(-len(rows) // 2)] for rows in each])))
     fooled = data.test.divided(data.y.numpy()[data.test.flat] == target)[0]
     x, y = data.x.clone(), data.y.clone()
