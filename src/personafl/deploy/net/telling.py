@@ -15,6 +15,7 @@ _WARNINGS = {
     "dropped",
     "went_back",
     "not_taken",
+    "suspect",
 }
 
 
