@@ -35,6 +35,7 @@ from personafl.deploy.server.service import Event, ServiceConfig
 from personafl.errors import BadInput
 from personafl.recipe.devices import DeviceSection
 from personafl.recipe.recipe import Recipe
+from personafl.runs.build import prepare
 from personafl.simulate.cloud import without_own
 from tiers import tiered
 
@@ -98,6 +99,28 @@ def test_servers_that_mix_otherwise_and_step_again_give_the_simulators_bits(
     with Together(recipe, tmp_path) as made:
         made.go_on()
     assert made.outcome() == made.replayed()
+
+
+@pytest.mark.parametrize(
+    ("how", "robust"),
+    [
+        pytest.param("gossip", None, marks=pytest.mark.system),
+        ("gossip", {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.5}}),
+        pytest.param("async", {"rule": "trimmed-mean", "f": 1, "pre": ["nnm"]}, marks=pytest.mark.system),
+    ],
+)
+def test_each_server_takes_its_own_devices_updates_by_the_rule(
+    how: str, robust: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """To the simulator's bits: medians and guesses are a server's own, and are not mixed."""
+    cloud = OTHERWISE.get(how, {"protocol": "async", "first": 1})
+    changes = {"robust": robust} if robust else {}
+    recipe = cloud_recipe("ditto", 6, cloud={"servers": 2, **cloud}, rounds=3, **LINEAR, **changes)
+    with Together(recipe, tmp_path) as made:
+        made.go_on()
+    assert made.outcome() == made.replayed()
+    state = without_own(prepare(recipe).federation.serving().state)
+    assert state.medians == state.centre == state.fates == ()
 
 
 LINEAR: dict[str, Any] = {"model": {"name": "linear"}, "training": {"steps": 2, "batch": 16}}

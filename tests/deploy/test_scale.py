@@ -73,7 +73,8 @@ def test_a_round_closes_with_one_update_in_memory_at_a_time(tmp_path: Path, monk
         most[0] = max(most[0], sum(one() is not None for one in alive))
         return made
 
-    with enrolled(tmp_path / "run", 20, engine={"threads": 1, "strategy": "stacked"}) as server:
+    plain = {"engine": {"threads": 1, "strategy": "stacked"}, "robust": {"rule": "mean"}}
+    with enrolled(tmp_path / "run", 20, **plain) as server:
         server.begin()
         take_all(server)
         expected: Reduced | None = None

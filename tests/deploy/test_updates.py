@@ -174,7 +174,7 @@ def test_who_is_not_enrolled_or_not_selected_is_refused(tmp_path: Path, opened: 
 
 def test_an_update_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay of the same bytes changes nothing; other bytes in its place are refused; so is a closed round's."""
-    opened = second_round(tmp_path, recipe_of("fedavg", 2))
+    opened = second_round(tmp_path, recipe_of("fedavg", 2, robust={"rule": "mean"}))
     parsed, real = list[int](), wire.decode_named
     monkeypatch.setattr(wire, "decode_named", lambda data: parsed.append(len(data)) or real(data))  # type: ignore[func-returns-value]
     assert opened.rounds.accept(opened.one, opened.update, opened.payload) is False

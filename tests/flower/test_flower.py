@@ -71,6 +71,15 @@ def test_nodes_give_the_simulators_bits(method: str, tmp_path: Path) -> None:
     assert [node.asked for node in made.nodes.values()] == [["query", "train", "train", "train", "query.finish"]] * 3
 
 
+@pytest.mark.system
+def test_so_they_do_with_a_robust_rule(tmp_path: Path) -> None:
+    recipe = recipe_of("ditto", robust={"rule": "centered-clipping", "f": 1, "clip": {"times": 1.0}})
+    made = Nodes(recipe, tmp_path)
+    made.serve()
+    assert outcome(made) == simulated(recipe)
+    assert any("clipped" in entry for entry in journal(made.out) if entry["event"] == "closed")
+
+
 def test_a_node_refuses_what_its_policy_does_not_agree_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its answer is an error, which Flower hands on: nothing of its data is in it, and no state is made."""
     made = Nodes(recipe_of("fedavg", 2, {"devices": 1}, rounds=1), tmp_path)

@@ -12,6 +12,8 @@ from personafl.recipe.recipe import Recipe
 from personafl.recipe.robust import RobustSection, RuleName
 from personafl.robust.table import RULES
 from personafl.runs.build import prepare
+from personafl.runs.robust import ON_DEVICES, section_of
+from personafl.simulate.cloud import make_simulation
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 
@@ -26,6 +28,10 @@ SMALL: dict[str, Any] = {
     "evaluation": {"every": 0},
     "robust": {"rule": "trimmed-mean", "f": 2},
 }
+
+
+DEPLOY = {"input_shape": [1, 8, 8], "classes": 10}
+GOSSIP = {"servers": 2, "protocol": "gossip", "mixing": "full"}
 
 
 def recipe(**sections: Any) -> Recipe:
@@ -66,6 +72,64 @@ def test_a_run_has_its_rule_and_tells_of_it(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in kept)
 
 
+@pytest.mark.parametrize(
+    ("sections", "default"),
+    [
+        ({}, True),
+        ({"robust": {"rule": "mean"}}, False),
+        ({"deploy": None}, False),
+        ({"method": {"name": "scaffold"}}, False),
+        ({"secure": {}, "method": {"name": "fedavg"}}, False),
+        ({"privacy": {"noise": 1.0}, "method": {"name": "fedavg"}}, False),
+        ({"cloud": {"servers": 2}, "federation": {}}, False),
+        ({"cloud": GOSSIP, "federation": {}}, True),
+    ],
+)
+def test_servers_of_real_devices_clip_unless_they_are_told_not_to(sections: dict[str, Any], default: bool) -> None:
+    given = recipe(**{"robust": None, "deploy": DEPLOY, **sections})
+    found = section_of(given, given.algorithm())
+    assert found == (ON_DEVICES if default else None)
+    assert ON_DEVICES.weighs
+
+
+def test_a_buffer_that_waits_for_all_is_the_run_without_it(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"federation": {}, "engine": {"threads": 1, "strategy": "sequential"}}
+    for number, robust in enumerate(({"clip": {"times": 1.0}, "most": 0.2}, SMALL["robust"])):
+        one, _ = after(recipe(**sections, robust=robust), tmp_path / f"one{number}")
+        given = recipe(**sections, robust=robust, buffer={"size": 12})
+        store = Store(tmp_path / f"other{number}", 2**20)
+        other = make_simulation(prepare(given).federation, store)
+        last = [other.step(round_) for round_ in range(2)][-1]
+        assert wire.encode(other.server) == wire.encode(one.server)
+        assert last.told is not None
+
+
+def test_late_uploads_are_discounted_before_the_rule(tmp_path: Path) -> None:
+    """By hand: of one upload in the buffer the mean is that upload, over the root of 1 and its staleness."""
+    buffer = {"size": 1, "concurrency": 2, "arrival": {"kind": "exponential", "mean": 1.0}}
+    moved = {}
+    for name, robust in (("plain", None), ("clipped", {"clip": 1e9})):
+        given = recipe(federation={}, robust=robust, buffer=buffer, rounds=4)
+        simulation = make_simulation(prepare(given).federation, Store(tmp_path / name, 2**20))
+        late = [simulation.step(round_).most_stale for round_ in range(4)]
+        assert max(late) > 0  # type: ignore[type-var]
+        moved[name] = model(simulation)
+    torch.testing.assert_close(moved["clipped"], moved["plain"], rtol=0, atol=1e-6)
+
+
+def test_each_server_of_a_cloud_has_a_rule_and_medians_of_its_own(tmp_path: Path) -> None:
+    robust = {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.0}}
+    given = recipe(federation={}, robust=robust, cloud=GOSSIP)
+    simulation = make_simulation(prepare(given).federation, Store(tmp_path, 2**20))
+    for round_ in range(2):
+        assert simulation.step(round_).loss > 0
+    one, other = simulation.server
+    assert not torch.equal(one.medians, other.medians)
+    assert len(one.fates) == len(other.fates) == 6
+    shared = [tree.leaves(each.own.shared.model)[0] for each in (one, other)]
+    assert not torch.equal(*shared)  # each has taken its own uploads since they were mixed
+
+
 def test_uploads_count_alike_unless_they_are_averaged() -> None:
     assert recipe().federation.weights == "uniform"
     assert recipe(robust={}).federation.weights == "examples"
@@ -82,9 +146,15 @@ def test_hostile_clients_are_a_count_or_a_share(f: int | float, cohort: int, hos
     [
         ({"secure": {}}, r"robust: with \[secure\] single uploads are not seen"),
         ({"privacy": {"noise": 1.0}, "federation": {}}, r"robust: with \[privacy\] noise is for the mean"),
-        ({"buffer": {"size": 2}, "federation": {}}, r"robust: with \[buffer\] an upload is discounted"),
-        ({"cloud": {"servers": 2}, "federation": {}}, r"robust: with \[cloud\] several servers"),
-        ({"deploy": {"input_shape": [1, 8, 8], "classes": 10}}, r"robust: with \[deploy\] devices are processes"),
+        ({"cloud": {"servers": 2}, "federation": {}}, "robust: the servers of a sync cloud hand in sums"),
+        (
+            {
+                "cloud": {"servers": 2, "protocol": "async", "first": 1},
+                "federation": {},
+                "robust": {"rule": "median", "f": 0.2},
+            },
+            "robust.f: servers of a cloud differ in size",
+        ),
         ({"federation": {"cohort": 7, "weights": "examples"}}, "robust rules count uploads alike"),
         ({"federation": {"cohort": 7, "sampling": "bernoulli"}}, "cohorts by coins may be too small"),
         ({"robust": {"rule": "median", "most": 0.2}}, "robust.most: is for"),
@@ -105,6 +175,15 @@ def test_what_does_not_go_together_is_refused(sections: dict[str, Any], match: s
         ({"robust": {"rule": "median", "f": 4}}, "Median holds against 4 hostile uploads among at least 9, and here"),
         ({"robust": {"rule": "bulyan", "f": 2}}, "Bulyan holds against 2 hostile uploads among at least 11"),
         ({"robust": {"rule": "median", "f": 2, "pre": ["bucketing"]}}, "among at least 5, and here are 4"),
+        ({"buffer": {"size": 4}, "federation": {}}, "among at least 5, and here are 4"),
+        (
+            {"cloud": {"servers": 3, "protocol": "gossip", "mixing": "full"}, "federation": {}},
+            "among at least 5, and here are 4",
+        ),
+        (
+            {"deploy": DEPLOY, "federation": {}, "robust": {"rule": "median", "f": 0.2}},
+            "robust.f: a share 0.2 of the 1 updates",
+        ),
     ],
 )
 def test_what_cannot_hold_is_refused_before_it_runs(sections: dict[str, Any], match: str) -> None:

@@ -159,6 +159,10 @@ BITS = {
         *SELDOM,
     ],
     "a buffer": ["method.name=ditto", "federation.cohort=1.0", "buffer.size=2", "buffer.concurrency=4", *SELDOM],
+    "a robust rule": [
+        *("method.name=ditto", "federation.cohort=3", "robust.rule=trimmed-mean", "robust.f=1"),
+        *('robust.pre=["nnm"]', "robust.clip={times=1.5}", *SELDOM),
+    ],
 }
 
 
@@ -174,7 +178,7 @@ def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: 
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
 
 
-@pytest.mark.parametrize("case", ["a part of the model", "a buffer"])
+@pytest.mark.parametrize("case", ["a part of the model", "a buffer", "a robust rule"])
 def test_so_it_has_with_nodes_in_this_process(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", RAY)
     recipe = apply_overrides(RECIPE, BITS[case])

@@ -13,6 +13,7 @@ coordinates. What is not finite is not honest: it is left out, and is one of the
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -29,14 +30,18 @@ from personafl.core.algorithm import (
     Reduced,
     ServerRule,
     mean_dtypes,
+    own_fields,
     untrained_upload,
 )
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput, Diverged
 from personafl.robust.clip import RunningMedian
 from personafl.robust.mixing import Clip
-from personafl.robust.rule import Mix, Rule, aggregated, parts_of
-from personafl.robust.weighing import Mean, Weighted, capped
+from personafl.robust.rule import CHUNK, Mix, Rule, mixing, parts_of, reduced
+from personafl.robust.weighing import Mean, capped
+
+CLIPPED, LEFT_OUT, FAR = 1, 2, 3  # what became of an upload; 0: it was taken as it came; FAR: clipped to half or less
+_ROOM = 2**24  # numbers that are in float64 at a time, however many uploads there are
 
 
 class Collected(NamedTuple):
@@ -47,19 +52,25 @@ class Collected(NamedTuple):
     loss: Tensor
 
 
+@own_fields("medians", "centre", "seen", "fates")
 class Robust(NamedTuple):
-    """State of the server: the method's own, what was seen of norms, and what the rule gave the round before."""
+    """State of the server: the method's own, what was seen of norms, and what the rule gave the round before.
+
+    Of several servers each has clients of its own, and so all of these but the method's.
+    """
 
     own: Tree
     medians: Tensor  # of norms, of the last rounds; empty where they are not used
     centre: Tree  # like an upload, in float64; empty where it is not used
     seen: Tensor  # of the last round: the clip, the share of uploads that were clipped, how many were left out
+    fates: Tensor  # [clients] of the last round, in the order in which uploads were joined: what became of each
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobustServer(ServerRule):
     """Server rule: another one's, which is given what a robust rule makes of the uploads."""
 
+    averages: ClassVar[bool] = True  # what takes the place of the mean: late changes may be discounted, or dropped
     needs_each: ClassVar[bool] = True
     rule: ServerRule
     robust: Rule
@@ -73,7 +84,8 @@ class RobustServer(ServerRule):
         """Start as the method does."""
         own = self.rule.init(problem, start, population)
         medians = self.clip.blank() if isinstance(self.clip, RunningMedian) else torch.zeros(0, dtype=torch.float64)
-        return Robust(own, medians, self._blank(problem, own), torch.zeros(3, dtype=torch.float64))
+        nobody = torch.zeros(0, dtype=torch.int8)
+        return Robust(own, medians, self._blank(problem, own), torch.zeros(3, dtype=torch.float64), nobody)
 
     def _blank(self, problem: Problem, own: Tree) -> Tree:
         """Return the first guess of a rule that has one: 0."""
@@ -104,16 +116,21 @@ class RobustServer(ServerRule):
         """Give the method what the rule makes of the uploads."""
         have: Any = uploads.total
         sent = _Sent.of(have.parts, None if isinstance(state.centre, Empty) else state.centre)
-        rule, lost = self._left(sent, torch.cat(have.weights), round_)
-        before, medians, seen = self._clipping(state, sent, lost)
-        key = int(rng.mix(self.seed, "buckets", round_))
-        result = torch.cat(list(aggregated(rule, sent.columns, sent.clients, before, key)))
-        like = have.parts[0]
-        found = sent.shaped(like, result)
+        lost = self._lost(sent, round_)
+        clip, medians = self._clip(state, sent)
+        if isinstance(self.robust, Mean) and not self.before:  # each by itself: nothing compares uploads
+            mixed: Tensor | None = self._shares(torch.cat(have.weights), sent, clip)
+            rule: Rule = Rule()
+        else:
+            rule, before = self._holding(lost, clip)
+            mixed = mixing(rule, sent.columns, sent.clients, before, int(rng.mix(self.seed, "buckets", round_)))
+        found = sent.shaped(have.parts[0], torch.cat(list(reduced(rule, sent.columns, mixed))))
         total = tree.map(lambda leaf: leaf * uploads.weight, found)._replace(loss=have.loss)
         given = Reduced(total, uploads.weight, uploads.clients, uploads.dtypes.parts[0])
         centre = found if self.robust.from_centre else state.centre
-        return Robust(self.rule.update(state.own, given, round_), medians, centre, seen)
+        share = 0.0 if clip is None else float((sent.norms > clip).to(torch.float64).mean())
+        seen = torch.tensor([clip or 0.0, share, lost], dtype=torch.float64)
+        return Robust(self.rule.update(state.own, given, round_), medians, centre, seen, sent.fates(clip, mixed))
 
     def told(self, state: Robust) -> dict[str, float]:
         """Return what the last round's uploads met, and what the method tells."""
@@ -121,42 +138,48 @@ class RobustServer(ServerRule):
         told = {"clip": clip, "clipped": clipped} if self.clip is not None else {}
         return {**told, "left_out": lost, **self.rule.told(state.own)}
 
-    def _left(self, sent: "_Sent", weights: Tensor, round_: int) -> tuple[Rule, int]:
-        """Return the rule for the uploads that are finite, and how many are not; fail if those are too many."""
-        lost = len(weights) - sent.clients
-        averaged = isinstance(self.robust, Mean)
-        if not sent.clients or (lost > self.robust.f and not averaged):
+    def _lost(self, sent: "_Sent", round_: int) -> int:
+        """Return how many uploads are not finite; fail if those are too many."""
+        every = len(sent.finite)
+        lost = every - sent.clients
+        if not sent.clients or (lost > self.robust.f and not isinstance(self.robust, Mean)):
             raise Diverged(
-                f"round {round_ + 1}: {lost} of {len(weights)} uploads are not finite, more than robust.f; lower "
+                f"round {round_ + 1}: {lost} of {every} uploads are not finite, more than robust.f; lower "
                 "training.lr, or raise robust.f"
             )
-        if averaged and not self.before:
-            weights = weights[sent.finite]
-            return Weighted(weights=weights if self.most is None else capped(weights, self.most)), lost
-        return dataclasses.replace(self.robust, f=max(0, self.robust.f - lost)), lost
+        return lost
 
-    def _clipping(self, state: Robust, sent: "_Sent", lost: int) -> tuple[list[Mix], Tensor, Tensor]:
-        """Return what is done before the rule, the medians of norms, and what is told of the round."""
+    def _clip(self, state: Robust, sent: "_Sent") -> tuple[float | None, Tensor]:
+        """Return the clip of a round, if there is one, and the medians of norms."""
+        if isinstance(self.clip, RunningMedian):
+            return self.clip.moved(state.medians, sent.norms)
+        return self.clip, state.medians
+
+    def _shares(self, weights: Tensor, sent: "_Sent", clip: float | None) -> Tensor:
+        """Return how much there is of each upload in the weighted mean, [1, clients]."""
+        weights = weights[sent.finite.to(weights.device)].cpu()
+        if self.most is not None:
+            weights = capped(weights, self.most)
+        shares = weights / weights.sum()
+        if clip:  # a median of 0: nobody moved, and there is nothing to clip to
+            shares = torch.where(sent.norms > clip, shares * (clip / sent.norms), shares)
+        return shares[None]
+
+    def _holding(self, lost: int, clip: float | None) -> tuple[Rule, list[Mix]]:
+        """Return the rule, and what is done before it, for a round in which so many of the f are known."""
         before = [dataclasses.replace(step, f=max(0, step.f - lost)) for step in self.before]
-        if self.clip is None:
-            return before, state.medians, torch.tensor([0.0, 0.0, lost], dtype=torch.float64)
-        norms = sent.norms()
-        clip, medians = self.clip, state.medians
-        if isinstance(clip, RunningMedian):
-            clip, medians = clip.moved(medians, norms)
-        share = float((norms > clip).to(torch.float64).mean())
-        seen = torch.tensor([clip, share, lost], dtype=torch.float64)
-        # A median of 0: nobody moved, and there is nothing to clip to.
-        return [Clip(norm=clip), *before] if clip > 0 else before, medians, seen
+        rule = dataclasses.replace(self.robust, f=max(0, self.robust.f - lost))
+        return rule, [Clip(norm=clip), *before] if clip else before
 
 
-class _Sent(NamedTuple):
+@dataclass(frozen=True)
+class _Sent:
     """The uploads of a round as vectors: leaf after leaf, without those that are not finite."""
 
     leaves: list[list[Tensor]]  # of each leaf, the parts [clients, entries]
     centre: list[Tensor] | None  # of each leaf, [entries]
     finite: Tensor  # [clients]
-    clients: int
+    clients: int  # of those that are finite
 
     @classmethod
     def of(cls, parts: tuple[Any, ...], centre: Any) -> "_Sent":
@@ -177,15 +200,33 @@ class _Sent(NamedTuple):
 
     def columns(self) -> Iterator[Tensor]:
         """Yield some coordinates of all uploads at a time, and of the centre below them."""
+        some = max(1024, min(CHUNK, _ROOM // max(1, self.clients)))
         for place, pieces in enumerate(self.leaves):
-            own = [] if self.centre is None else [parts_of(self.centre[place].to(pieces[0].device)[None])]
-            for several in zip(*(parts_of(piece) for piece in pieces), *own, strict=True):
+            own = [] if self.centre is None else [self.centre[place].to(pieces[0].device)[None]]
+            for several in zip(*(parts_of(piece, some) for piece in (*pieces, *own)), strict=True):
                 yield torch.cat(several) if len(several) > 1 else several[0]
 
+    @functools.cached_property
     def norms(self) -> Tensor:
-        """Return the norm of each upload, on the CPU."""
+        """The norm of each upload, on the CPU."""
         squares = sum((part[: self.clients].square().sum(1) for part in self.columns()), torch.zeros(()))
         return squares.to(torch.float64).sqrt().cpu()
+
+    def fates(self, clip: float | None, mixed: Tensor | None) -> Tensor:
+        """Return what became of each upload, given the clip, and the weights of all in what is reduced.
+
+        A rule that takes few of the uploads, as Krum takes one, says nothing against the others.
+        """
+        place = self.finite.cpu().nonzero().flatten()
+        found = torch.full((len(self.finite),), LEFT_OUT, dtype=torch.int8)
+        found[place] = 0
+        if clip:
+            found[place[self.norms > clip]] = CLIPPED
+            found[place[self.norms >= 2 * clip]] = FAR
+        used = None if mixed is None else (mixed[:, : self.clients] != 0).any(0)
+        if used is not None and 2 * int(used.sum()) > self.clients:
+            found[place[~used]] = LEFT_OUT
+        return found
 
     def shaped(self, like: Any, result: Tensor) -> Any:
         """Return a vector as an upload; its loss is 0."""
@@ -203,6 +244,12 @@ def _named(upload: Any, stacked: bool = True) -> dict[str, Tensor]:
     return {name: leaf.unsqueeze(-1) if leaf.ndim == int(stacked) else leaf for name, leaf in named.items()}
 
 
+def may_be_robust(algorithm: Algorithm) -> bool:
+    """Say whether the mean of changes is all that a method's server uses of uploads."""
+    own = algorithm.server
+    return own.averages and not own.needs_each and type(own).weigh is ServerRule.weigh
+
+
 def made_robust(
     algorithm: Algorithm,
     *,
@@ -216,7 +263,7 @@ def made_robust(
     if algorithm.client.uploads._fields == ("loss",):
         return algorithm
     own = algorithm.server
-    if not own.averages or own.needs_each or type(own).weigh is not ServerRule.weigh:
+    if not may_be_robust(algorithm):
         raise BadInput(
             f"robust: what {algorithm.name}'s clients send is more than changes whose mean is all that is used, and "
             "another vector in its place is not what its clients believe; leave it out, or remove [robust]"

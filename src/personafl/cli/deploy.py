@@ -242,6 +242,8 @@ def _say_devices(report: dict[str, Any]) -> None:
     table = Table("device", "number", "samples", "", box=None, header_style="bold")
     for row in report["devices"]:
         now = next((state for state in ("dropped", "revoked", "left", "alive") if row[state]), "silent")
+        met = {"clipped": row.get("clipped"), "left out": row.get("left_out")}
+        now = ", ".join([now, *(f"{what} in {count} rounds" for what, count in met.items() if count)])
         table.add_row(Text(printable(row["name"])), str(row["number"]), str(row["samples"]), now)
     out.print(table)
 

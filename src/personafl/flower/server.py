@@ -87,7 +87,10 @@ class _Server:
             if rounds.open is None:
                 rounds.open_next()
             self._collect()
-            self._tell(Event("closed", "", closed=rounds.close()))
+            closed = rounds.close()
+            self._tell(Event("closed", "", closed=closed))
+            for name, text in rounds.suspects.alerts(closed):
+                self._tell(Event("suspect", text, name))
         self._part()
 
     def _collect(self) -> None:
@@ -96,10 +99,10 @@ class _Server:
         for waited in itertools.count(1):
             self._until(lambda: rounds.complete, rounds.section.deadline)
             self._asked = {id_: asked for id_, asked in self._asked.items() if asked.round is None}
-            if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
+            if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.may_close):
                 return
             added = rounds.widen(set(self._nodes))
-            self._tell(Event("extended", f"too few updates at the deadline; {len(added)} more nodes selected"))
+            self._tell(Event("extended", f"too few updates{rounds.lacking}; {len(added)} more nodes selected"))
 
     def _part(self) -> None:
         """Give every node the last broadcast; stay until all that are there have their model."""

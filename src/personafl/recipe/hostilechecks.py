@@ -3,23 +3,22 @@
 from typing import Any
 
 from personafl.errors import BadInput
+from personafl.recipe.robust import RobustSection
 
 
 def check_robust(recipe: Any) -> None:
     """Fail if a recipe has a robust rule beside something that it cannot do with."""
     section = recipe.robust
-    if section is None:
+    if section is None or section == RobustSection():  # the plain mean
         return
     reasons = {
         "secure": "single uploads are not seen, and a rule looks at each",
         "privacy": "noise is for the mean of clipped uploads, and a rule gives something else",
-        "cloud": "several servers have rounds of their own, and it is for one",
-        "buffer": "an upload is discounted by how late it is, and a rule counts all alike",
-        "deploy": "devices are processes, and it is simulated only",
     }
     for key, why in reasons.items():
         if getattr(recipe, key) is not None:
             raise BadInput(f"robust: with [{key}] {why}; remove one of the two")
+    _check_cloud(recipe.cloud, section.f)
     if not section.weighs and recipe.federation.weights != "uniform":
         raise BadInput(
             'federation.weights: robust rules count uploads alike; set it to "uniform", or leave it out, or use '
@@ -34,6 +33,19 @@ def check_robust(recipe: Any) -> None:
         raise BadInput(
             'robust.most: is for robust.rule="mean" without robust.pre; other uploads count alike; remove it'
         )
+
+
+def _check_cloud(cloud: Any, hostile: int | float) -> None:
+    """Fail if the servers of a cloud cannot have the rule, each for its own devices."""
+    if cloud is None:
+        return
+    if cloud.shared:
+        raise BadInput(
+            "robust: the servers of a sync cloud hand in sums, and a rule looks at single uploads; set "
+            'cloud.protocol="async", "rigorous" or "gossip", where each has a rule of its own, or remove [robust]'
+        )
+    if isinstance(hostile, float):
+        raise BadInput("robust.f: servers of a cloud differ in size; give a count for each of them, not a share")
 
 
 def check_attack(recipe: Any) -> None:

@@ -13,6 +13,7 @@ done with n × n numbers. Distances are ‖x_i − x_j‖² = G_ii + G_jj − 2 
 Whoever is equally near goes by the order of the vectors, the first one first.
 """
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -87,10 +88,10 @@ class Rule:
         return torch.cat(list(aggregated(self, columns, len(vectors)))).to(vectors.dtype)
 
 
-def parts_of(vectors: Tensor) -> Iterator[Tensor]:
+def parts_of(vectors: Tensor, some: int = CHUNK) -> Iterator[Tensor]:
     """Yield vectors [n, d] in float64, some coordinates at a time."""
-    for begin in range(0, vectors.shape[1], CHUNK):
-        yield vectors[:, begin : begin + CHUNK].to(torch.float64)
+    for begin in range(0, vectors.shape[1], some):
+        yield vectors[:, begin : begin + some].to(torch.float64)
 
 
 def aggregated(rule: Rule, columns: Columns, n: int, before: Sequence[Mix] = (), key: int = 0) -> Iterator[Tensor]:
@@ -98,7 +99,11 @@ def aggregated(rule: Rule, columns: Columns, n: int, before: Sequence[Mix] = (),
 
     Where the rule starts from a centre, that is the last row of each part, and n is without it.
     """
-    mixed = mixing(rule, columns, n, before, key)
+    yield from reduced(rule, columns, mixing(rule, columns, n, before, key))
+
+
+def reduced(rule: Rule, columns: Columns, mixed: Tensor | None) -> Iterator[Tensor]:
+    """Yield the result of a rule, part by part, given the weights [m, n] of the vectors in the rows that it reduces."""
     for part in columns():
         yield rule.reduce(part if mixed is None else mixed.to(part) @ part)
 
@@ -120,6 +125,23 @@ def mixing(rule: Rule, columns: Columns, n: int, before: Sequence[Mix], key: int
     rule.check(n)
     own = rule.mix(gram)
     return total if own is None else own @ total
+
+
+def check_size(rule: Rule, before: Sequence[Mix], n: int) -> None:
+    """Fail if a rule, after what is done before it, does not hold with n vectors: sizes alone decide."""
+    rule.check(n)
+    if before:
+        blank = torch.zeros(n + int(rule.from_centre), 1)
+        mixing(rule, lambda: parts_of(blank), n, before, 0)
+
+
+def fewest(rule: Rule, before: Sequence[Mix], enough: int) -> int:
+    """Return the fewest vectors that a rule holds with, after what is done before it; it does with `enough`."""
+    for n in range(1, enough):
+        with contextlib.suppress(BadInput):
+            check_size(rule, before, n)
+            return n
+    return enough
 
 
 def _beside(weights: Tensor) -> Tensor:

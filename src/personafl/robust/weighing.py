@@ -129,21 +129,6 @@ def _from(gram: Tensor, weights: Tensor) -> Tensor:
     return (gram.diagonal() - 2 * along + weights @ along).clamp(min=0).sqrt()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Weighted(Rule):
-    """The mean with weights, which are given for each vector."""
-
-    weights: Tensor
-
-    def check(self, n: int) -> None:
-        """Hold it for nothing."""
-
-    def mix(self, gram: Tensor) -> Tensor:
-        """Return them as shares."""
-        shares = self.weights.to("cpu", torch.float64)
-        return (shares / shares.sum())[None]
-
-
 def capped(weights: Tensor, most: float) -> Tensor:
     """Return weights cut to the c for which none is more than a share `most` of their sum: c = most · Σ min(w_i, c).
 

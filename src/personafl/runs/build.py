@@ -21,7 +21,7 @@ from personafl.runs.learners import make_learners, make_method, use_hardware
 from personafl.runs.private import check_sums, made_private
 from personafl.runs.problems import Maker
 from personafl.runs.profiles import deal
-from personafl.runs.robust import favoured, held
+from personafl.runs.robust import check_held, favoured, held
 from personafl.runs.samples import protected
 from personafl.runs.secure import summed
 from personafl.runs.start import make_start
@@ -58,9 +58,10 @@ def prepare(
     if recipe.federation.sampling == "cyclic":
         recipe.federation.apart_in(len(data.seen))
     algorithm = summed(recipe, made_private(recipe, algorithm, data, cohort), data, cohort)
-    algorithm = held(recipe, favoured(recipe, algorithm), cohort)
+    algorithm = held(recipe, favoured(recipe, algorithm), len(data.seen))
     kinds = deal(recipe.devices, data, recipe.seed) if profiles is None else profiles
     cloud, buffer = _timing(recipe, data, algorithm)
+    check_held(algorithm, cohort, cloud, buffer)
     own = given.model, make, given.loss, given.metrics
     who = make_learners(recipe, algorithm, data, kinds, device, dtype, *own)
     start = make_start(recipe, who.problems[0].net, data.moments, data.scale)

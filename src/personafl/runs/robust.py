@@ -2,27 +2,43 @@
 
 from typing import Any
 
-import torch
-
 from personafl.algorithms.fair import made_fair
-from personafl.algorithms.robust import made_robust
+from personafl.algorithms.robust import RobustServer, made_robust, may_be_robust
 from personafl.core.algorithm import Algorithm
+from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.robust import RobustSection
-from personafl.robust.rule import Mix, Rule, mixing, parts_of
+from personafl.robust.clip import RunningMedian
+from personafl.robust.rule import Mix, Rule, check_size, fewest
 from personafl.robust.table import MIXES, RULES
+from personafl.simulate.buffer import Buffer
+from personafl.simulate.federation import Cloud
+
+# What servers of real devices do unless a recipe says otherwise.
+ON_DEVICES = RobustSection(clip=RunningMedian(times=1.0, rounds=3), most=0.2)
 
 
-def held(recipe: Recipe, algorithm: Algorithm, cohort: int) -> Algorithm:
-    """Return the method as [robust] has it; fail if cohorts are too small for its rule."""
-    section = recipe.robust
+def section_of(recipe: Recipe, algorithm: Algorithm) -> RobustSection | None:
+    """Return what a recipe has for uploads, also where it does not say: a server of real devices clips them.
+
+    It is the same whoever runs the recipe, so that the simulator has the numbers of its servers. None: the plain mean.
+    """
+    if recipe.robust is not None:
+        return None if recipe.robust == RobustSection() else recipe.robust
+    cloud = recipe.cloud
+    seen = recipe.secure is None and recipe.privacy is None and recipe.buffer is None
+    own = cloud is None or not cloud.shared
+    return ON_DEVICES if recipe.deploy is not None and seen and own and may_be_robust(algorithm) else None
+
+
+def held(recipe: Recipe, algorithm: Algorithm, clients: int) -> Algorithm:
+    """Return the method as [robust] has it, for so many clients that may take part."""
+    section = section_of(recipe, algorithm)
     if section is None:
         return algorithm
-    rule, before = _rule(section, cohort), _before(section, cohort)
+    hostile = section.hostile(_uploads(recipe, section, clients))
     how: dict[str, Any] = {"clip": section.clip, "most": section.most, "seed": recipe.seed}
-    made = made_robust(algorithm, rule=rule, before=before, **how)
-    _check_cohort(rule, before, cohort)
-    return made
+    return made_robust(algorithm, rule=_rule(section, hostile), before=_before(section, hostile), **how)
 
 
 def favoured(recipe: Recipe, algorithm: Algorithm) -> Algorithm:
@@ -31,24 +47,64 @@ def favoured(recipe: Recipe, algorithm: Algorithm) -> Algorithm:
     return algorithm if section is None else made_fair(algorithm, q=section.q, slope=1 / recipe.training.lr)
 
 
-def _rule(section: RobustSection, cohort: int) -> Rule:
-    """Return the rule for cohorts of a size."""
+def least_updates(algorithm: Algorithm, recipe: Recipe) -> int:
+    """Return how many updates a round of a server needs for its rule to hold; fail if it is planned with fewer."""
+    server = algorithm.server
+    if not isinstance(server, RobustServer):
+        return 1
+    assert recipe.deploy is not None
+    planned = _size(recipe, recipe.deploy.devices)
+    try:
+        check_size(server.robust, server.before, planned)
+    except BadInput as error:
+        raise BadInput(f"{error} (deploy.devices is {recipe.deploy.devices})") from error
+    return fewest(server.robust, server.before, planned)
+
+
+def check_held(algorithm: Algorithm, cohort: int, cloud: Cloud | None, buffer: Buffer | None) -> None:
+    """Fail if rounds of a simulation are too small for its rule; on a cloud those of any server."""
+    if buffer is not None:
+        cohort = buffer.size
+    elif cloud is not None:
+        cohort = cloud.section.active or min(map(len, cloud.topology.devices))
+    check_uploads(algorithm, cohort)
+
+
+def check_uploads(algorithm: Algorithm, uploads: int) -> None:
+    """Fail if a round of so many uploads is too small for its rule."""
+    server = algorithm.server
+    if isinstance(server, RobustServer):
+        check_size(server.robust, server.before, uploads)
+
+
+def _uploads(recipe: Recipe, section: RobustSection, clients: int) -> int:
+    """Return the uploads of a round, of which f may be a share; a server knows of `deploy.devices` before it begins."""
+    size = _size(recipe, clients if recipe.deploy is None else recipe.deploy.devices)
+    if recipe.deploy is not None and section.f and not section.hostile(size):
+        raise BadInput(
+            f"robust.f: a share {section.f:g} of the {size} updates that a round is planned with is nobody; set "
+            "deploy.devices or federation.cohort to how many take part, or robust.f to a count"
+        )
+    return size
+
+
+def _size(recipe: Recipe, clients: int) -> int:
+    if recipe.buffer is not None:
+        return recipe.buffer.size
+    cohort = recipe.federation.cohort
+    return cohort if isinstance(cohort, int) else max(1, round(cohort * clients))
+
+
+def _rule(section: RobustSection, hostile: int) -> Rule:
+    """Return the rule against so many."""
     own: dict[str, dict[str, Any]] = {
         "geometric-median": {"smoothing": section.smoothing, "steps": section.steps},
         "centered-clipping": {"radius": section.radius, "steps": section.steps},
     }
-    return RULES[section.rule](f=section.hostile(cohort), **own.get(section.rule, {}))
+    return RULES[section.rule](f=hostile, **own.get(section.rule, {}))
 
 
-def _before(section: RobustSection, cohort: int) -> tuple[Mix, ...]:
+def _before(section: RobustSection, hostile: int) -> tuple[Mix, ...]:
     """Return what is done before it."""
     own: dict[str, dict[str, Any]] = {"bucketing": {"size": section.bucket}}
-    return tuple(MIXES[name](f=section.hostile(cohort), **own.get(name, {})) for name in section.pre)
-
-
-def _check_cohort(rule: Rule, before: tuple[Mix, ...], cohort: int) -> None:
-    """Fail if a round of so many uploads is too small: sizes alone decide, so nothing is in the vectors."""
-    rule.check(cohort)
-    if before:
-        blank = torch.zeros(cohort + int(rule.from_centre), 1)
-        mixing(rule, lambda: parts_of(blank), cohort, before, 0)
+    return tuple(MIXES[name](f=hostile, **own.get(name, {})) for name in section.pre)

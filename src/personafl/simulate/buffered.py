@@ -18,7 +18,7 @@ What is under way when the last round ends is lost.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -115,6 +115,7 @@ class BufferedSimulation(Simulation):
             staleness=sum(staleness) / len(staleness),
             most_stale=max(staleness),
             dropped=len(event.dropped),
+            told=server.rule.told(server.state) or None,
         )
 
     def _start(self, starting: Clients, message: Tree, number: int) -> int:
@@ -149,7 +150,11 @@ class BufferedSimulation(Simulation):
         for _, _, clients in self.groups(arrived, self._steps(arrived, event.number)):
             size, uploads = self._arrive(clients)
             bytes_up += size
-            part = self._reduced(uploads, clients, [arrivals[client] for client in clients.tolist()])
+            late = [arrivals[client] for client in clients.tolist()]
+            if self.servers[0].rule.needs_each:
+                joined = self._beside(joined, uploads, clients, late)
+                continue
+            part = self._reduced(uploads, clients, late)
             joined = part if joined is None else (joined[0].plus(part[0]), joined[1].plus(part[1]))
         assert joined is not None  # a buffer has at least one upload
         return bytes_up, *joined
@@ -190,6 +195,22 @@ class BufferedSimulation(Simulation):
         factors = torch.tensor([self._buffer.factor(arrival.staleness) for arrival in arrivals], dtype=torch.float64)
         losses = reduce(uploads.loss, weights)
         return reduce(uploads, weights * factors.to(self._device))._replace(weight=losses.weight), losses
+
+    def _beside(
+        self, joined: tuple[Reduced, Reduced] | None, uploads: Any, clients: Clients, arrivals: list[Arrival]
+    ) -> tuple[Reduced, Reduced]:
+        """Put uploads up_i/√(1 + s_i) beside the others, for a rule that needs each, and add up the losses."""
+        factors = torch.tensor([self._buffer.factor(arrival.staleness) for arrival in arrivals], device=self._device)
+
+        def discounted(leaf: Tensor) -> Tensor:
+            return (
+                leaf * factors.to(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1)) if leaf.is_floating_point() else leaf
+            )
+
+        late = tree.map(discounted, uploads)._replace(loss=uploads.loss)
+        every, losses = (None, None) if joined is None else joined
+        own = reduce(uploads.loss, self.servers[0].weighing(clients))
+        return self.servers[0].join(every, late, clients), own if losses is None else losses.plus(own)
 
     def saved(self) -> Saved:
         """Return the server's state and what is under way."""

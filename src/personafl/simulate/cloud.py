@@ -18,8 +18,10 @@ the clock again. What servers have not delivered when the last round ends is los
 """
 
 import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,10 +134,9 @@ class CloudSimulation(Simulation):
         done = [self._alone(turn) for turn in event.isolated]
         ranks = wire.ranks(self.broadcast(self._state_of(event.members[0])))
         done += self._together(event)
-        uploads = _joined(done)
         return Round(
             number=number,
-            loss=uploads.loss(),
+            loss=_loss(done),
             clients=sum(len(turn.devices) for turn in (*event.isolated, *event.members)),
             bytes_down=sum(part.bytes_down for part in done),
             bytes_up=sum(part.bytes_up for part in done),
@@ -218,6 +219,14 @@ def stepped(
 def _joined(parts: Iterable[Trained]) -> Reduced:
     uploads = [part.uploads for part in parts if part.uploads is not None]
     return functools.reduce(Reduced.plus, uploads)
+
+
+def _loss(parts: Iterable[Trained]) -> float:
+    """Return the mean loss over the clients of several servers."""
+    uploads: list[Any] = [part.uploads for part in parts if part.uploads is not None]
+    total = functools.reduce(operator.add, (own.total.loss for own in uploads))
+    weight = functools.reduce(operator.add, (own.weight for own in uploads))
+    return float((total / weight).to(uploads[0].dtypes.loss))
 
 
 def mixed(states: Sequence[Tree], weights: Weights, place: int) -> Tree:

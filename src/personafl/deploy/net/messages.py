@@ -363,7 +363,7 @@ class Payload(bytes):
         return sha256(self).hexdigest()
 
 
-def digest_of(payload: bytes) -> str:
+def digest_of(payload: bytes | memoryview) -> str:
     """Return the name of a payload: its SHA-256."""
     return payload.digest if isinstance(payload, Payload) else sha256(payload).hexdigest()
 

@@ -5,16 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 _WARNINGS = {
-    "refused",
-    "full",
-    "gone",
-    "diverged",
-    "ending",
-    "extended",
-    "waiting",
-    "dropped",
-    "went_back",
-    "not_taken",
+    *("refused", "full", "gone", "diverged", "ending", "extended", "waiting", "dropped", "went_back", "not_taken"),
+    "suspect",
 }
 
 

@@ -19,11 +19,15 @@ from personafl.deploy.server.opening import check_moments, upload_like
 from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
+from personafl.recipe.robust import RobustSection
+from personafl.runs.robust import check_uploads, held
 from personafl.simulate.cloud import check_iterations
 from personafl.simulate.federation import Federation
 
 _AGREED: dict[str, Any] = {
-    **dict.fromkeys(("rounds", "seed", "method", "training", "model", "federation", "devices", "uplink"), True),
+    **dict.fromkeys(
+        ("rounds", "seed", "method", "training", "model", "federation", "devices", "uplink", "robust"), True
+    ),
     **dict.fromkeys(("cloud", "deploy"), True),
     "data": {"normalize", "scale", "augment"},
 }
@@ -56,7 +60,10 @@ def deployable_cloud(recipe: Recipe) -> CloudSection:
     if cloud is None:
         raise BadInput("cloud: missing; a coordinator has several servers: cloud.servers=3 (a single one needs none)")
     check_moments(recipe, "a coordinator")
-    check_iterations(cloud, recipe.algorithm())
+    algorithm = recipe.algorithm()
+    check_iterations(cloud, algorithm)
+    if cloud.active is not None:
+        check_uploads(held(recipe, algorithm, 1), cloud.active)
     for index, profile in enumerate(recipe.devices):
         if profile.penalty is not None:
             raise BadInput(
@@ -67,8 +74,12 @@ def deployable_cloud(recipe: Recipe) -> CloudSection:
 
 
 def without_cloud(recipe: Recipe) -> Recipe:
-    """Return what the devices of a server run: to them it is the only one."""
-    return recipe.model_copy(update={"cloud": None})
+    """Return what the devices of a server run: to them it is the only one.
+
+    Servers that hand in sums to one coordinator, which has the model, take updates as they are.
+    """
+    shared = recipe.cloud is not None and recipe.cloud.shared
+    return recipe.model_copy(update={"cloud": None, "robust": RobustSection() if shared else recipe.robust})
 
 
 def fingerprint(recipe: Recipe) -> str:

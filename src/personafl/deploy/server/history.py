@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,6 +93,17 @@ def roster_of(members: Mapping[int, Member], here: Callable[[int], bool], base: 
     return dataclasses.replace(base, seen=staying, samples=looked_up(samples), problem_of=looked_up(kinds))
 
 
+class Fates(NamedTuple):
+    """Whose updates a rule did not take as they came."""
+
+    clipped: tuple[int, ...] = ()  # they were shortened
+    far: tuple[int, ...] = ()  # to half or less
+    left_out: tuple[int, ...] = ()
+
+
+AS_THEY_CAME = Fates()
+
+
 @dataclass(frozen=True)
 class Closed:
     """What a round did."""
@@ -101,6 +112,19 @@ class Closed:
     taken: tuple[int, ...]
     selected: int
     loss: float | None
+    met: Fates = AS_THEY_CAME
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the journal says of it."""
+        facts = {"round": self.number, "taken": self.taken, "selected": self.selected, "loss": self.loss}
+        return facts | {name: numbers for name, numbers in self.met._asdict().items() if numbers}
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Closed:
+        """Return what a line of the journal says."""
+        met = Fates(*(tuple(entry.get(name, ())) for name in Fates._fields))
+        return cls(entry["round"], tuple(entry["taken"]), entry["selected"], entry["loss"], met)
 
 
 @dataclass
@@ -193,7 +217,7 @@ class History:
             case "rolled_back":
                 self._forget(entry["round"])
             case "closed":
-                self.last = Closed(entry["round"], tuple(entry["taken"]), entry["selected"], entry["loss"])
+                self.last = Closed.of(entry)
 
     def _forget(self, rounds: int) -> None:
         """Go back to the end of a round; who is enrolled stays so."""

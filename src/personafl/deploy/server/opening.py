@@ -1,5 +1,6 @@
 """What a server makes of its recipe before anyone is there: can it be deployed, and what does an update look like."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from personafl.errors import BadInput
 from personafl.recipe.deploy import DeploySection
 from personafl.recipe.privacy import check_moments as check_private_moments
 from personafl.recipe.recipe import Recipe
+from personafl.recipe.robust import RobustSection
 from personafl.runs.build import prepare
 from personafl.runs.guarding import check_by_gradients
+from personafl.runs.robust import held
 from personafl.runs.secure import check_cohort
 from personafl.simulate.federation import Federation
 from personafl.storage.files import storage
@@ -106,8 +109,9 @@ def open_federation(recipe: Recipe) -> Federation:
     alone = {"cohort": 1.0, "sampling": "exact", "apart": None, "offline": float(bool(recipe.federation.offline))}
     everyone = recipe.federation.model_copy(update=alone)
     devices = dict.fromkeys(("privacy", "sample_privacy", "secure"))  # theirs, or it needs a key
-    recipe = recipe.model_copy(update={"engine": engine, "federation": everyone, **devices})
-    return prepare(recipe, data, profiles=np.zeros(1, dtype=np.int64)).federation
+    own = {"engine": engine, "federation": everyone, "robust": RobustSection(), **devices}
+    federation = prepare(recipe.model_copy(update=own), data, profiles=np.zeros(1, dtype=np.int64)).federation
+    return dataclasses.replace(federation, algorithm=held(recipe, federation.algorithm, 1))
 
 
 def upload_like(fed: Federation, problem: Problem) -> Tree:

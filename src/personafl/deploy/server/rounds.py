@@ -10,6 +10,7 @@ server that starts again takes up the round where it was. What a full disk inter
 gone on with. Nothing here waits: `server` has the clock.
 """
 
+import dataclasses
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from personafl.core import rng, tree, wire
+from personafl.core import rng, wire
 from personafl.core.algorithm import Reduced, for_returning
 from personafl.core.tree import Tree
 from personafl.data.moments import Sums, agreed
@@ -28,6 +29,7 @@ from personafl.deploy.server.away import Away
 from personafl.deploy.server.ending import write_results
 from personafl.deploy.server.going_back import complete_roll_back
 from personafl.deploy.server.history import Closed, History, Open, check_admitted, roster_of
+from personafl.deploy.server.joining import fates, joined
 from personafl.deploy.server.members import Members
 from personafl.deploy.server.noise import Noise
 from personafl.deploy.server.opening import (
@@ -40,8 +42,10 @@ from personafl.deploy.server.opening import (
     upload_like,
 )
 from personafl.deploy.server.selecting import select
+from personafl.deploy.server.suspects import Suspects
 from personafl.deploy.server.updates import Offer, Updates
 from personafl.recipe.recipe import Recipe
+from personafl.runs.robust import least_updates
 from personafl.simulate.serverside import Roster, ServerSide
 from personafl.storage.files import storage
 from personafl.storage.journal import Journal
@@ -64,11 +68,14 @@ class Rounds(Members):
         sums = Sums.like(self.section.input_shape[0]) if adds_sums(recipe) else None
         self.sums_bytes = 0 if sums is None else most_bytes(sums)  # of a device's sums, at most
         self._declared = self._base.algorithm.client.uploads
+        self.least = least_updates(self._base.algorithm, recipe)  # of a round
         self._likes = [upload_like(self._base, problem) for problem in self._base.problems]  # by profile
         self._checkers = [Checker(like, self._declared, self.section.norm_bound) for like in self._likes]
         self.payload_bytes = max(map(most_bytes, self._likes))  # of an update, at most
         self._final: bytes | None = None
         super().__init__(recipe, open_directory(recipe, path), sums)
+        self.suspects = Suspects()
+        self.journal.follow(self.suspects.hear)
         self._replay()
 
     @property
@@ -213,8 +220,9 @@ class Rounds(Members):
     def complete(self) -> bool:
         """Whether the open round has all updates that it waits for."""
         going = self._open
-        if going.sealed or len(going.taken) >= going.wanted:
-            return True
+        full = going.sealed or (len(going.taken) >= going.wanted and not self.lacking)
+        if full or self.lacking:
+            return full
         if any(map(self._is_awaited, going.cohort)):  # asked after every update: most are not the last
             return False
         in_vain = self.noise is not None and self.noise.cyclic and not self._others(set(self.members))
@@ -224,11 +232,11 @@ class Rounds(Members):
     def enough(self) -> bool:
         """Whether the open round may close at its deadline."""
         wanted = self._wanted
-        return len(self._open.taken) >= min(wanted, self.section.least(wanted))
+        return not self.lacking and len(self._open.taken) >= min(wanted, self.section.least(wanted))
 
     def stranded(self, alive: set[int]) -> bool:
-        """Say whether the open round has nothing and waits for nobody, but others could be selected."""
-        return not (self._open.taken or self._open.sealed or self._awaited) and bool(self._others(alive))
+        """Say whether the open round cannot close and waits for nobody, but others could be selected."""
+        return not (self.may_close or self._open.sealed or self._awaited) and bool(self._others(alive))
 
     @property
     def _awaited(self) -> list[int]:
@@ -254,9 +262,14 @@ class Rounds(Members):
         return others if self.noise is None else [one for one in others if self.noise.may(one, self._open.number)]
 
     @property
-    def any_taken(self) -> bool:
-        """Whether the open round has an update."""
-        return bool(self._open.taken)
+    def may_close(self) -> bool:
+        """Whether the open round has an update, and as many as its rule holds with: with fewer it closes never."""
+        return len(self._open.taken) >= self.least
+
+    @property
+    def lacking(self) -> str:
+        """What is said of a rule that does not hold with the updates that there are; nothing, if it does."""
+        return "" if self.may_close or self.least == 1 else f", and robust.rule holds with {self.least} or more"
 
     def close(self) -> Closed:
         """Step the server with the updates that were taken, in the simulator's order."""
@@ -280,20 +293,7 @@ class Rounds(Members):
             going.sealed = True
 
     def _joined(self) -> Reduced | None:
-        """Join the updates that were taken, one by one, in the order of a simulator that trains so."""
-        joined: Reduced | None = None
-        taken = np.array(sorted(self._open.taken), dtype=np.int64)
-        kinds = self._server.roster.problem_of(taken)
-        for which in np.unique(kinds).tolist():
-            like = wire.dense(self._likes[which])
-            digests = {number: self._open.taken[number] for number in taken[kinds == which].tolist()}
-            for number, data in self._updates.read_all(digests):
-                upload = tree.map(lambda leaf: leaf.unsqueeze(0), wire.dense(wire.decode(data, like)))
-                joined = self._server.join(joined, upload, np.array([number]))
-        if joined is None and self._server.rule.steps_alone:
-            nobody = tree.map(lambda leaf: leaf.unsqueeze(0)[:0], wire.dense(self._likes[0]))
-            joined = self._server.join(None, nobody, taken)
-        return joined
+        return joined(self._server, self._updates, self._open.taken, self._likes)
 
     @property
     def _is_committed(self) -> bool:
@@ -307,15 +307,15 @@ class Rounds(Members):
         self._server.state, self.done, going.sealed = state, following, True
         taken = () if uploads is None else tuple(sorted(going.taken))
         loss = uploads.loss() if uploads is not None and taken and not self.recipe.sample_privacy else None
-        self.last = Closed(going.number, taken, len(going.cohort), loss)
+        met = fates(state, taken, self._server.roster)
+        self.last = Closed(going.number, taken, len(going.cohort), loss, met)
 
     def _closed(self) -> Closed:
         """Say that the open round is closed, and remove its updates."""
         closed = self.last
         assert closed is not None
         self._updates.clear()
-        taken, selected = closed.taken, closed.selected
-        self.journal.write("closed", round=closed.number, taken=taken, selected=selected, loss=closed.loss)
+        self.journal.write("closed", **closed.facts)
         self.open = None
         return closed
 
@@ -373,7 +373,7 @@ class Rounds(Members):
             self._open.sealed = before.sealed == self.done
             self._open.handed = before.handed
         elif (unsaid := before.unsaid(self.done)) is not None:
-            self.last = unsaid
+            self.last = dataclasses.replace(unsaid, met=fates(self._server.state, unsaid.taken, self._server.roster))
             self._closed()
         else:
             self._updates.clear()

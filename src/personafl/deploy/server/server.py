@@ -67,6 +67,7 @@ class Server(Service):
         async with self._serving(max(_ROOM, _AT_ONCE * largest)) as port:
             self._tell(Event("listening", f"port {port}, {rounds.done} of {rounds.recipe.rounds} rounds done"))
             self._tell(Event("recipe", f"its SHA-256 is {rounds.recipe.digest()}"))
+            self._suspect(None)
             await self._train()
             budget = "; the budget of privacy is spent" if rounds.done < rounds.recipe.rounds else ""
             self._tell(Event("finished", f"{rounds.done} rounds{budget}"))
@@ -89,8 +90,13 @@ class Server(Service):
             await self._collect()
             closed = await self._close()
             self._tell(Event("closed", "", round=closed.number, closed=closed))
+            self._suspect(closed)
         await self._surely(rounds.final)
         self._offered.ring()
+
+    def _suspect(self, closed: Closed | None) -> None:
+        for name, text in self._rounds.suspects.alerts(closed):
+            self._tell(Event("suspect", text, name, None if closed is None else closed.number))
 
     async def _begin(self) -> None:
         await self._surely(self._rounds.begin)
@@ -103,12 +109,13 @@ class Server(Service):
         rounds, deadline = self._rounds, self._rounds.section.deadline
         for waited in itertools.count(1):
             await self._until(lambda: self._over_or_stranded(deadline))
-            if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.any_taken):
+            if rounds.complete or rounds.enough or (waited >= rounds.section.patience and rounds.may_close):
                 return
             alive = self._alive(self._lost)
             added = await self._surely(lambda: rounds.widen(alive))  # noqa: B023 - awaited at once
             number = None if rounds.open is None else rounds.open.number
-            self._tell(Event("extended", f"too few updates; {len(added)} more devices selected", round=number))
+            few = f"too few updates{rounds.lacking}"
+            self._tell(Event("extended", f"{few}; {len(added)} more devices selected", round=number))
             self._started = self._now()
             self._offered.ring()
 
@@ -118,7 +125,7 @@ class Server(Service):
         self._look_at_revocations()
         if rounds.complete or self._overdue(deadline):
             return True
-        return not rounds.any_taken and rounds.stranded(self._alive(self._lost))
+        return not rounds.may_close and rounds.stranded(self._alive(self._lost))
 
     def _look_at_revocations(self) -> None:
         """Let the rounds know whose certificates are revoked: these are neither selected nor waited for."""
@@ -299,12 +306,16 @@ class Server(Service):
             gauge("devices_connected", "Devices of which something was heard lately.", heard),
             gauge("devices_selected", "Devices that are selected in the open round.", len(cohort)),
             gauge("round_updates", "Updates that the open round has.", 0 if going is None else len(going.taken)),
+            *rounds.suspects.metrics(),
         ]
 
     def _report(self) -> dict[str, Any]:
         rounds, going, alive = self._rounds, self._rounds.open, self._alive(self._lost)
+        facts = self._facts(rounds)
+        if rounds.last is not None:
+            facts["last"]["met"] = rounds.last.met._asdict()
         return {
-            **self._facts(rounds),
+            **facts,
             **({} if rounds.noise is None else {"privacy": rounds.noise.facts()}),
             "open": None
             if going is None
@@ -314,6 +325,7 @@ class Server(Service):
                     **{key: getattr(member, key) for key in ("name", "number", "samples", "left", "dropped")},
                     "revoked": number in rounds.revoked,
                     "alive": number in alive,
+                    **rounds.suspects.of(number),
                 }
                 for number, member in sorted(rounds.members.items())
             ],

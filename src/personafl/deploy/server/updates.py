@@ -4,12 +4,18 @@ Those that wait at the same time are made durable together, for that takes longe
 counts: what a crash leaves behind it is written over.
 """
 
+import json
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from personafl.core import wire
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Update, digest_of
 from personafl.errors import BadInput
@@ -17,6 +23,18 @@ from personafl.storage.files import storage, sync, write_from
 from personafl.system import give_memory_back
 
 _MANY = 2**26  # bytes of updates that came and went, after which memory is given back
+_DTYPES = {  # as safetensors names them
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "BOOL": torch.bool,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 Places = dict[int, tuple[int, int]]  # number of a device -> where its update begins, and its size
 
 
@@ -93,6 +111,18 @@ class Updates:
             for last, data in ahead:
                 yield last, data.result()
 
+    def mapped(self, digests: Mapping[int, str]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Yield the tensors of these updates in their order, as they are in the file, which stays meanwhile."""
+        memory = memoryview(_map(self._path))
+        for number, digest in digests.items():
+            if number not in self._places:
+                yield number, wire.decode_named(self.read(number, digest))
+                continue
+            begin, size = self._places[number]
+            data = memory[begin : begin + size]
+            check_same(self._path, data, digest)
+            yield number, _views(data)
+
     def clear(self) -> None:
         """Remove them all."""
         with storage(self._directory):
@@ -112,8 +142,38 @@ def still_there(path: Path, digest: str, begin: int = 0, size: int = -1) -> byte
         with storage(path), path.open("rb") as file:
             file.seek(begin)
             data = file.read(size)
+    check_same(path, data, digest)
+    return data
+
+
+def check_same(path: Path, data: bytes | memoryview, digest: str) -> None:
+    """Fail if what was put into a file is not what was checked when it came."""
     if digest_of(data) != digest:
         raise BadInput(
             f"{path}: was lost or damaged since it was accepted; put a copy back, or begin anew with another --out"
         )
-    return data
+
+
+def _map(path: Path) -> bytes | mmap.mmap:
+    """Return a file as memory, read as it is looked at; nothing, if it was lost."""
+    if not path.exists() or not path.stat().st_size:
+        return b""
+    with storage(path), path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors are of memory that may be written
+
+
+def _views(data: memoryview) -> dict[str, Tensor]:
+    """Return the tensors of a flat message that was found right, by name, in the memory where it is."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    described = json.loads(bytes(data[8:begin]))
+    return {name: _view(data[begin:], about) for name, about in described.items() if name != "__metadata__"}
+
+
+def _view(data: memoryview, about: dict[str, Any]) -> Tensor:
+    dtype, (begin, end) = _DTYPES[about["dtype"]], about["data_offsets"]
+    if begin == end:
+        return torch.empty(about["shape"], dtype=dtype)
+    flat = torch.frombuffer(data[begin:end], dtype=torch.uint8)
+    if flat.data_ptr() % dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(dtype).reshape(about["shape"])
