@@ -187,7 +187,10 @@ def drawn(case: Case, clip: float, noise: float, sampling: Any = "poisson") -> D
 
 BY_GRADIENTS = [name for name in METHODS if only_by_gradients(METHODS[name].build(Training()).client)]
 OPTIONS: dict[str, Any] = {"qupel": {"bits": 2}}  # without, it has one gradient of each minibatch too
-OTHERWISE = {"pfedme", "perfedavg", "quped", "qupel", "fml", "fedrod"}
+OTHERWISE = {
+    *("pfedme", "perfedavg", "quped", "qupel", "fml", "fedrod"),
+    *("fedproto", "fedpac", "feddbe", "ifca", "fedem"),
+}
 
 
 def test_which_methods_can_be_protected() -> None:

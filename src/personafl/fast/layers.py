@@ -19,7 +19,6 @@ from torch.overrides import (
 )
 
 from personafl.fast.bfloat16 import exactly, rounded, rounding
-from personafl.fast.convolution import Convolution, products_pay
 from personafl.fast.stack import Outside, Stack
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -103,13 +102,15 @@ class Layers(TorchFunctionMode):
         if self._stack is not None and func in _CONVOLUTIONS:
             if rounding(args[0]):
                 return _biased_after(func, *args, **(kwargs or {}))
-            if func is functional.conv2d and not kwargs:
+            if func is functional.conv2d and not kwargs and on_gpu(args[0]):
                 return self._convolution(*args)
         return func(*args, **(kwargs or {}))
 
     def _convolution(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, *rest: Any
     ) -> Tensor:
+        from personafl.fast.convolution import Convolution, products_pay  # for a GPU alone
+
         stack, pads = self._stack, _pair(padding)
         plain = _pair(stride) == (1, 1) and all(_pair(value) == (1, 1) for value in rest)  # rest: dilation, groups
         if stack is None or not (plain and pads and x.ndim == 4 and stack.has(x) and stack.has(weight)):
@@ -162,6 +163,11 @@ def _pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, str):
         return None
     return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Say whether x is where products of matrices may be faster than convolutions."""
+    return x.device.type == "cuda"
 
 
 def entered() -> bool:
