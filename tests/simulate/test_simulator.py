@@ -26,7 +26,7 @@ from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.optim import Sgd
 from personafl.data.config import DataConfig, Dirichlet, Quantity
-from personafl.errors import Diverged
+from personafl.errors import BadInput, Diverged
 from personafl.evaluate.score import Scores
 from personafl.runs.build import prepare
 from personafl.runs.result import Result
@@ -39,6 +39,7 @@ from personafl.simulate.simulator import Simulation
 from personafl.simulate.trainer import bound
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
+from personafl.testing import make_case
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -384,3 +385,15 @@ def test_prepare_uses_the_recipe() -> None:
         "fedadam",
     )
     assert isinstance(fed.algorithm.server, Averaging)
+
+
+def test_a_checkpoint_with_another_kind_of_state_is_refused_with_what_to_do() -> None:
+    with make_case(METHODS["fedavg"].build(Training())).simulation() as simulation:
+        (server,) = simulation.servers
+        again = server.decoded(wire.encode(server.state), server.state)
+        assert torch.equal(tree.leaves(again)[0], tree.leaves(server.state)[0])
+        other = wire.encode({"fates": torch.zeros(3)})
+        with pytest.raises(
+            BadInput, match="not expected; go on with the version of personafl that began it, or begin a"
+        ):
+            server.decoded(other, server.state)

@@ -19,7 +19,7 @@ from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, Reduced, ServerRule
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients
-from personafl.errors import Diverged
+from personafl.errors import BadInput, Diverged
 from personafl.fast.table import enabled
 
 Weights = Literal["examples", "uniform"]
@@ -61,8 +61,11 @@ class ServerSide:
         self.state = _plain(self.rule.init(roster.problems[0], start, roster.population))
 
     def decoded(self, data: bytes, like: Tree) -> Tree:
-        """Return what a checkpoint kept, where states are computed with."""
-        return tree.map(lambda leaf: leaf.to(self._device), wire.decode(data, like))
+        """Return what a checkpoint kept, where states are computed with; fail if it is another kind of state."""
+        try:
+            return tree.map(lambda leaf: leaf.to(self._device), wire.decode(data, like))
+        except BadInput as error:
+            raise BadInput(f"{error}; go on with the version of personafl that began it, or begin a new run") from error
 
     def broadcast(self) -> Tree:
         """Return what a newcomer is sent now, in compact forms."""
