@@ -496,8 +496,12 @@ def test_neither_data_nor_personal_parameters_leave_a_device(
     monkeypatch.setattr(transport, "frames", watched)
     monkeypatch.setattr(DeviceState, "commit", noted)
     recipe = recipe_of(method, rounds=2)
-    rule = prepare(recipe).federation.algorithm.client
+    federation = prepare(recipe).federation
+    rule, public = federation.algorithm.client, wire.encode(federation.serving().broadcast())
     made, _ = deployed(recipe, tmp_path)
+    secrets = [
+        secret for secret in secrets if secret not in public
+    ]  # what all are sent is none, such as FedBABU's head
     assert secrets or method not in ("fedalt", "ditto", "pfedme", "fedslr", "quped")  # there is something to look for
     for number, name in enumerate(made.names):
         x = load_own(str(tmp_path / "dealt" / f"{name}.safetensors"), number, made.recipe).data.x

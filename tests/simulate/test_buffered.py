@@ -54,6 +54,10 @@ REFUSED = {  # their servers do not only average
     "fedslr",
     "fedbcd",
     "fedbcdi",
+    "feddbe",
+    "fedpac",
+    "fedproto",
+    "ifca",
 }
 AVERAGE = sorted(METHODS.keys() - REFUSED)
 TRAINING = Training(work=Steps(steps=2, batch=None), optimizer=Sgd(lr=0.1))
