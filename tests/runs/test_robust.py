@@ -82,7 +82,7 @@ def test_a_run_has_its_rule_and_tells_of_it(tmp_path: Path) -> None:
         ({"secure": {}, "method": {"name": "fedavg"}}, False),
         ({"privacy": {"noise": 1.0}, "method": {"name": "fedavg"}}, False),
         ({"cloud": {"servers": 2}, "federation": {}}, False),
-        ({"cloud": GOSSIP, "federation": {}}, True),
+        ({"cloud": GOSSIP, "federation": {}}, False),
     ],
 )
 def test_servers_of_real_devices_clip_unless_they_are_told_not_to(sections: dict[str, Any], default: bool) -> None:

@@ -25,10 +25,8 @@ def section_of(recipe: Recipe, algorithm: Algorithm) -> RobustSection | None:
     """
     if recipe.robust is not None:
         return None if recipe.robust == RobustSection() else recipe.robust
-    cloud = recipe.cloud
-    seen = recipe.secure is None and recipe.privacy is None and recipe.buffer is None
-    own = cloud is None or not cloud.shared
-    return ON_DEVICES if recipe.deploy is not None and seen and own and may_be_robust(algorithm) else None
+    alone = all(part is None for part in (recipe.secure, recipe.privacy, recipe.buffer, recipe.cloud))
+    return ON_DEVICES if recipe.deploy is not None and alone and may_be_robust(algorithm) else None
 
 
 def held(recipe: Recipe, algorithm: Algorithm, clients: int) -> Algorithm:

@@ -79,7 +79,8 @@ def without_cloud(recipe: Recipe) -> Recipe:
     Servers that hand in sums to one coordinator, which has the model, take updates as they are.
     """
     shared = recipe.cloud is not None and recipe.cloud.shared
-    return recipe.model_copy(update={"cloud": None, "robust": RobustSection() if shared else recipe.robust})
+    robust = None if shared else recipe.robust  # the plain mean, unless it is said: one server alone would clip
+    return recipe.model_copy(update={"cloud": None, "robust": robust or RobustSection()})
 
 
 def fingerprint(recipe: Recipe) -> str:
