@@ -104,7 +104,6 @@ def test_servers_that_mix_otherwise_and_step_again_give_the_simulators_bits(
 @pytest.mark.parametrize(
     ("how", "robust"),
     [
-        pytest.param("gossip", None, marks=pytest.mark.system),
         ("gossip", {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.5}}),
         pytest.param("async", {"rule": "trimmed-mean", "f": 1, "pre": ["nnm"]}, marks=pytest.mark.system),
     ],
