@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Else each process that a test starts would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: checked demo demo-deploy docs results reproduced test test-system test-slow evidence-fedalt evidence-fedslr evidence-quped evidence-fedbcd evidence-deploy lint types unit format package install install-dev clean
 
 demo: install

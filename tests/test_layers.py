@@ -1,5 +1,6 @@
 """The house is as CONTRIBUTING.md draws it: imports go down only, and nothing in it is too long to read."""
 
+import functools
 import pkgutil
 import re
 from pathlib import Path
@@ -7,9 +8,14 @@ from pathlib import Path
 from house import ROOT, Module, cycles, depth, imports_of, joined, modules_of, picture
 
 MODULES = modules_of(ROOT / "src" / "personafl")
-IMPORTS = imports_of(MODULES)
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 LINES = picture(TEXT)
+
+
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """Return which modules each imports; not at collection, for every worker of the tests would read the house."""
+    return imports_of(MODULES)
 
 
 def test_the_picture_has_every_room_once() -> None:
@@ -27,7 +33,7 @@ def test_what_the_walks_name_is_there() -> None:
 
 def test_imports_go_down() -> None:
     height = {room: at for at, line in enumerate(LINES) for room in line}
-    pairs = {(MODULES[name], MODULES[other]) for name, others in IMPORTS.items() for other in others if name}
+    pairs = {(MODULES[name], MODULES[other]) for name, others in imports().items() for other in others if name}
     assert {
         f"{one.name} -> {other.name}"
         for one, other in pairs
@@ -36,7 +42,7 @@ def test_imports_go_down() -> None:
 
 
 def test_no_executor_knows_a_method() -> None:
-    known = {other for name, others in IMPORTS.items() for other in others if not name.startswith("algorithms")}
+    known = {other for name, others in imports().items() for other in others if not name.startswith("algorithms")}
     methods = {name for name in known if name.startswith("algorithms")}
     assert methods == {
         "algorithms",
@@ -51,8 +57,8 @@ def test_no_executor_knows_a_method() -> None:
 
 
 def test_no_module_and_no_package_is_in_a_cycle() -> None:
-    packages = joined(IMPORTS, {name: module.package for name, module in MODULES.items()})
-    assert {" ".join(part) for graph in (IMPORTS, packages) for part in cycles(graph)} == set()
+    packages = joined(imports(), {name: module.package for name, module in MODULES.items()})
+    assert {" ".join(part) for graph in (imports(), packages) for part in cycles(graph)} == set()
 
 
 def test_files_and_functions_are_short() -> None:

@@ -31,6 +31,9 @@ def tiered(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     ]
 
 
+HEART = frozenset(
+    {"fedavg", "fedalt", "fedslr", "quped", "fedbcd", "fedbcdi", "ditto", "scaffold"}
+)  # every method, for quick cases
 LONG = Path(__file__).with_name("long.txt")
 SECONDS = 0.6  # from which on a test is for the second tier
 ESSENTIAL = (  # but these, for whoever breaks one should know at once

@@ -32,7 +32,7 @@ from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 from personafl.testing import check_algorithm, make_case
-from tiers import tiered
+from tiers import HEART, tiered
 
 TRAINING = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3, clip=1.0))
 ADAM = Training(work=Steps(steps=3, batch=5), optimizer=Adaptive(lr=0.01))
@@ -64,7 +64,7 @@ def test_laws_where_rounding_would_choose(codec: str) -> None:
     check_algorithm(compressed(METHODS["ditto"].build(ADAM), CODECS[codec]))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", tiered(METHODS, {*HEART, "fedspa", "local"}))
 def test_every_method_can_be_compressed(method: str) -> None:
     """Two rounds; Local sends no model, and FedSpa sends few entries of its own choice: nothing to compress."""
     training = Training(work=Steps(epochs=1, batch=8), optimizer=Sgd(lr=0.1))

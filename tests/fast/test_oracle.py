@@ -23,6 +23,7 @@ from personafl.fast.cuda_graphs import Graphs
 from personafl.simulate.engine import Engine, gather
 from personafl.simulate.trainer import bound
 from personafl.testing import Case, make_case
+from tiers import HEART
 
 CLIENTS = np.array([0, 2, 4])  # of 3, 6 and 1 samples: two of them have steps without any
 WORK = Steps(epochs=2, batch=4)
@@ -42,11 +43,18 @@ QUANTIZED: dict[str, dict[str, object]] = {
     "soft": {"bits": 1, "sharpness": 5.0, "full_precision": "none"},
     "frozen": {"bits": 2, "freeze_after": 1, "full_precision": "none"},
 }
+LATER = pytest.mark.system  # make test has the plain loop beside those that it is most often changed for
 CASES = [
-    *(pytest.param(method, WITHOUT_MOMENTUM.get(method, RICH), {}, id=method) for method in METHODS),
-    *(pytest.param("quped", PLAIN, options, id=f"quped, {name}") for name, options in QUANTIZED.items()),
     *(
-        pytest.param(method, optimizer, {}, id=f"{method}, {name}")
+        pytest.param(method, WITHOUT_MOMENTUM.get(method, RICH), {}, id=method, marks=() if method in HEART else LATER)
+        for method in METHODS
+    ),
+    *(
+        pytest.param("quped", PLAIN, options, id=f"quped, {name}", marks=() if name == "2 bits" else LATER)
+        for name, options in QUANTIZED.items()
+    ),
+    *(
+        pytest.param(method, optimizer, {}, id=f"{method}, {name}", marks=() if method == "fedalt" else LATER)
         for method in ("fedavg", "fedalt", "ditto", "fedslr")
         for name, optimizer in OPTIMIZERS.items()
     ),
