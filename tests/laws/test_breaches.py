@@ -1,6 +1,7 @@
 """Whoever breaks a law is told which, before an executor stumbles over it."""
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -61,6 +62,25 @@ class Whole(FedAvgClient):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held(FedAvgClient):
+    """Has something that other processes cannot have."""
+
+    lock: Any = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(FedAvgClient):
+    """Takes shorter steps the more clients it has trained: in a worker it would have trained fewer."""
+
+    seen: list[int] = field(default_factory=list)
+
+    def update(self, problem: Problem, down: Model, state: Empty, data: Data) -> tuple[Empty, Change]:
+        self.seen.append(1)
+        state, sent = super().update(problem, down, state, data)
+        return state, sent._replace(change=tree.scale(sent.change, 1 / len(self.seen)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Counting(Averaging):
     """Declares that it averages, and looks at the weight of uploads."""
 
@@ -75,6 +95,8 @@ class Counting(Averaging):
         (Eager, Averaging, "structure_is_known_before_training"),
         (Growing, Averaging, "structure_is_known_before_training"),
         (Inexact, Averaging, "models_fit_their_networks"),
+        (Held, Averaging, "a_copy_is_as_good"),
+        (Remembering, Averaging, "a_copy_is_as_good"),
         (FedAvgClient, Counting, "who_averages_needs_the_mean_alone"),
     ],
 )

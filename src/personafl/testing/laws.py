@@ -5,6 +5,7 @@ demand of a rule. Each law is a function of a `Case`: five clients of unequal si
 float64. Laws share what was trained for a case.
 """
 
+import copy
 import dataclasses
 import functools
 import tempfile
@@ -129,6 +130,21 @@ def arguments_are_not_changed(case: Case) -> None:
     close((first.state, first.upload), case.update(*first.given), 0.0)
     for outcome in case.outcomes.values():
         close(*outcome.start, 0.0)
+
+
+def a_copy_is_as_good(case: Case) -> None:
+    """Workers and the nodes of a cluster have copies of the rules: what these hold can be copied, and copies are equal.
+
+    So a rule keeps nothing from one client or round to the next; that is what states are for.
+    """
+    for rule in (case.algorithm.client, case.algorithm.server):
+        try:
+            copy.deepcopy(rule)
+        except Exception as error:
+            raise AssertionError(f"{type(rule).__name__} cannot be copied: {error}") from error
+    first = case.trained[1]
+    other = dataclasses.replace(case, algorithm=copy.deepcopy(case.algorithm))
+    close(wire.dense((first.state, first.upload)), wire.dense(other.update(*tree.map(torch.clone, first.before))), 0.0)
 
 
 def state_survives_a_checkpoint(case: Case) -> None:
@@ -293,6 +309,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
         a_mean_is_of_what_was_sent,
         padding_is_inert,
         arguments_are_not_changed,
+        a_copy_is_as_good,
         state_survives_a_checkpoint,
         only_declared_fields_leave,
         uploads_can_be_compressed,
