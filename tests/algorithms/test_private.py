@@ -13,7 +13,7 @@ from personafl.core.algorithm import Reduced
 from personafl.core.optim import Sgd
 from personafl.errors import BadInput
 from personafl.privacy.clip import AdaptiveClip
-from personafl.privacy.noise import gaussians, make_key
+from personafl.privacy.noise import gaussians_on, make_key
 from personafl.testing.case import make_case
 from personafl.testing.laws import LAWS
 
@@ -49,8 +49,8 @@ def test_a_round_by_hand() -> None:
     state = rule.init(PROBLEM, START, 10.0)
     after = rule.update(state, joined(rule, state, sent, torch.tensor([5.0, 1.0, 100.0])), round_=7)
     factors = torch.tensor([1.0, 1.0, 0.25], dtype=torch.float64)
-    for name, shape in (("a", (2,)), ("b", (1, 2))):
-        noise = 0.5 * gaussians(KEY, f"7/change/{name}", 2).reshape(shape)
+    drawn = gaussians_on(torch.device("cpu"), KEY, "7", 5)  # the last one is the loss's, and not used
+    for name, noise in (("a", 0.5 * drawn[:2]), ("b", 0.5 * drawn[2:4].reshape(1, 2))):
         sums = torch.einsum("i,i...->...", factors, sent.change[name])
         expected = START[name] + (sums + noise) / 4
         torch.testing.assert_close(after.own.model[name], expected, rtol=0, atol=1e-15)
@@ -87,7 +87,9 @@ def test_a_round_of_nobody_is_noise() -> None:
     rule = server()
     state = rule.init(PROBLEM, START, 10.0)
     after = rule.update(state, joined(rule, state, uploads([])), round_=0)
-    torch.testing.assert_close(after.own.model["a"], START["a"] + gaussians(KEY, "0/change/a", 2) * 0.5 / 4)
+    torch.testing.assert_close(
+        after.own.model["a"], START["a"] + gaussians_on(torch.device("cpu"), KEY, "0", 5)[:2] * 0.5 / 4
+    )
 
 
 def test_chunks_join_to_the_same() -> None:

@@ -27,9 +27,10 @@ Mechanisms: "gaussian" is the above. "tree" and "banded" add noise that later ro
 "discrete" is "gaussian" in whole numbers (`privacy.discrete`): uploads are rounded to a grid of C·2⁻²⁴ inside of the
 ball of radius C, sums are exact, and noise is discrete Gaussian.
 
-Uploads count alike. Noise is drawn in float64 from a key (`privacy.noise`), of which a number and a name of a leaf are
-the site: a round that is done again draws the same. On a server of real devices (`bound`), the site has the digest of
-the sum too, and how often the run was taken back: the same noise is never added to two sums.
+Uploads count alike. Noise is drawn in float64 from a key (`privacy.noise`), of which a round's number is the site: a
+round that is done again draws the same. On a server of real devices (`bound`), the site has the digest of the sum too,
+and how often the run was taken back: the same noise is never added to two sums. There and for "discrete", "tree" and
+"banded" it is drawn for each leaf by its name, of a generator that nobody without the key can tell from noise.
 
 Deviation: but for "discrete", the guarantee is that of real numbers; sums and noise are rounded to float64 (I. Mironov,
 *On Significance of the Least Significant Bits for Differential Privacy*, CCS 2012).
@@ -209,11 +210,10 @@ class PrivateServer(ServerRule):
         return 1 / math.sqrt(self.noise**-2 - (2 * self.clip.noise * self.cohort) ** -2)
 
     def _drawn_all(self, site: str, named: dict[str, Tensor], scale: Tensor) -> dict[str, Tensor]:
-        """Return the noise of all leaves: a simulation's on a GPU is drawn there at once, or all would wait for it."""
-        device = next(iter(named.values())).device
-        if device.type != "cuda" or self.bound:
+        """Return the noise of all leaves: a simulation's is drawn at once, and where they are."""
+        if self.bound:
             return {name: self._drawn(f"{site}/{name}", leaf, scale) for name, leaf in named.items()}
-        sizes = [leaf.numel() for leaf in named.values()]
+        device, sizes = next(iter(named.values())).device, [leaf.numel() for leaf in named.values()]
         parts = (gaussians_on(device, self.key, site, sum(sizes)) * _there(scale, device)).split_with_sizes(sizes)
         return {name: part.reshape(leaf.shape) for (name, leaf), part in zip(named.items(), parts, strict=True)}
 
@@ -238,11 +238,12 @@ def _norms(stacked: Tree) -> Tensor:
         each = torch.stack([torch.linalg.vector_norm(leaf, dim=1, dtype=torch.float64) for leaf in leaves])
         joined: Tensor = torch.linalg.vector_norm(each, dim=0)
         return joined
-    norms = []
-    for row in zip(*leaves, strict=True):  # of all clients at once, the copies in float64 take a CPU ten times as long
-        doubled = [leaf.to(torch.float64) for leaf in row]
-        norms.append(math.sqrt(sum(float(leaf @ leaf) for leaf in doubled)))
-    return torch.tensor(norms, dtype=torch.float64)
+    squares = torch.zeros(len(leaves[0]), dtype=torch.float64)
+    for leaf in leaves:
+        doubled = leaf.new_empty(leaf.shape[1:], dtype=torch.float64)  # one for all: a CPU takes long to find memory
+        for client, row in enumerate(leaf):
+            squares[client] += torch.dot(doubled.copy_(row), doubled)
+    return squares.sqrt()
 
 
 def _apart(joined: Reduced) -> tuple[Reduced, Reduced]:
