@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import sys
 import threading
@@ -423,6 +424,34 @@ def test_a_crowd_that_says_nothing_and_reads_nothing_keeps_nobody_out(monkeypatc
     found, length = asyncio.run(asked())
     assert found.endswith(b"ok\n")
     assert length == len(found)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_connection_that_comes_at_the_end_is_closed(turns: int) -> None:
+    """Whichever turn of the loop the end comes at: what was taken by then is no socket that nobody closes."""
+
+    async def ended() -> bytes:
+        async def taken() -> None:
+            (await scraping._next(asyncio.get_running_loop(), listener)).close()
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            taking = asyncio.create_task(taken())
+            for _ in range(3):  # it waits by then
+                await asyncio.sleep(0)
+            with socket.create_connection(listener.getsockname()) as one:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                taking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await taking
+                listener.close()
+                with contextlib.suppress(ConnectionResetError):  # it was not taken
+                    return one.recv(1)
+        return b""
+
+    assert asyncio.run(ended()) == b""
+    gc.collect()
 
 
 def test_neither_pages_nor_the_process_wait_for_each_other() -> None:

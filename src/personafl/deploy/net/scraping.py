@@ -106,14 +106,16 @@ async def _take(listener: socket.socket, pages: Mapping[str, Page]) -> None:
 
 
 async def _next(loop: asyncio.AbstractEventLoop, listener: socket.socket) -> socket.socket:
-    """Take a connection; one that came at the moment of the end is closed."""
-    accepted = asyncio.ensure_future(loop.sock_accept(listener))
-    try:
-        return (await accepted)[0]
-    except asyncio.CancelledError:
-        if accepted.done() and not accepted.cancelled() and accepted.exception() is None:
-            accepted.result()[0].close()
-        raise
+    """Take a connection. Between taking it and returning there is no turn of the loop, in which an end could lose it."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return listener.accept()[0]
+        waiting = asyncio.Event()
+        loop.add_reader(listener, waiting.set)
+        try:
+            await waiting.wait()
+        finally:
+            loop.remove_reader(listener)
 
 
 async def _answer(connection: socket.socket, pages: Mapping[str, Page]) -> None:
