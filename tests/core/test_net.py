@@ -490,23 +490,6 @@ def test_frozen_parameters_are_constants() -> None:
     assert net.probe(x).shape == (5, 2)
 
 
-def test_pooling_comes_before_relu_and_changes_nothing() -> None:
-    plain = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(48, 5))
-    net = Net(plain)
-    order = [type(layer).__name__ for layer in net.module().children()]
-    assert order == ["Conv2d", "MaxPool2d", "ReLU", "Flatten", "Linear"]
-    assert [type(layer).__name__ for layer in plain][1:3] == ["ReLU", "MaxPool2d"]
-    x = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0)).round(decimals=1)  # so that there are ties
-    params = {name: value.detach() for name, value in plain.named_parameters()}
-    found, output = torch.func.grad_and_value(lambda p: net.apply(p, x).square().sum())(params)
-    total = plain(x).square().sum()
-    total.backward()
-    assert torch.equal(output, total)
-    for name, value in plain.named_parameters():
-        assert value.grad is not None
-        torch.testing.assert_close(found[name], value.grad)
-
-
 def test_a_network_travels_to_other_machines() -> None:
     net, x = Net(mlp), normal(0, 2, 4)
     params = net.init(torch.Generator())

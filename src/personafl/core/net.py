@@ -9,7 +9,6 @@ What torch.func cannot take is changed or refused here, once, before any trainin
 from __future__ import annotations
 
 import copy
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.modules.pooling import _MaxPoolNd
 
 from personafl.core import rng
 from personafl.core.seam import replaceable
@@ -215,23 +213,7 @@ def _prepared(module: nn.Module, buffers: Buffers) -> nn.Module:
             _put(parent, name, _MaskedNorm(layer))
         elif isinstance(layer, _InstanceNorm):
             layer.running_mean = layer.running_var = None  # each sample by its own statistics
-        elif type(layer) is nn.Sequential:
-            _pool_first(layer)
     return module.requires_grad_(False)
-
-
-def _pool_first(layers: nn.Sequential) -> None:
-    """Put each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them.
-
-    One that writes into the input of all the layers stays: others may see that.
-    """
-    names = list(layers._modules)
-    for name, following in itertools.pairwise(names):
-        layer, pool = layers._modules[name], layers._modules[following]
-        if type(layer) is not nn.ReLU or (layer.inplace and name == names[0]):
-            continue
-        if isinstance(pool, _MaxPoolNd) and not pool.return_indices:
-            layers._modules[name], layers._modules[following] = pool, layer
 
 
 def _put(parent: nn.Module, name: str, layer: nn.Module) -> None:

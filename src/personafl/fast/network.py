@@ -1,10 +1,12 @@
 """Networks called in fewer passes over memory."""
 
 import contextlib
+import itertools
 import weakref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.pooling import _MaxPoolNd
 
 from personafl.core.net import Net
 from personafl.fast.bfloat16 import rounding
@@ -17,6 +19,9 @@ class _Facts:
 
     def __init__(self, net: Net) -> None:
         self.module = net._module
+        for layer in self.module.modules():
+            if type(layer) is nn.Sequential:
+                _pool_first(layer)
         self.places = _places(self.module)
         self.grouped = any(isinstance(m, nn.GroupNorm) for m in self.module.modules())
         self.writes: bool | None = None  # whether it changes its input in place; None: not tried yet
@@ -80,3 +85,17 @@ def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Tensor | None],
                     name = first.setdefault(id(value), name)
                 found.setdefault(name, []).append((table, local))
     return found
+
+
+def _pool_first(layers: nn.Sequential) -> None:
+    """Put each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them.
+
+    One that writes into the input of all the layers stays: others may see that.
+    """
+    names = list(layers._modules)
+    for name, following in itertools.pairwise(names):
+        layer, pool = layers._modules[name], layers._modules[following]
+        if type(layer) is not nn.ReLU or (layer.inplace and name == names[0]):
+            continue
+        if isinstance(pool, _MaxPoolNd) and not pool.return_indices:
+            layers._modules[name], layers._modules[following] = pool, layer
