@@ -130,6 +130,31 @@ def test_a_server_that_starts_again_knows_of_devices_of_others(tmp_path: Path) -
         assert caught.value.code is Code.WRONG_ROUND
 
 
+def test_a_server_that_is_done_expects_devices_that_look_for_it_still(tmp_path: Path) -> None:
+    """Until each has come, also after the last round, and has heard that all is done."""
+    with Together(three("async"), tmp_path) as made:
+        made.go_on(5)
+        made.coordination.drop(2, 0)
+        made.cloud[0].adopt(made.coordination.moves.of(0))
+        made.go_on()
+        home, (first, second) = made.cloud[0], made.members[2]
+        assert home.finished
+        for number in (*made.members[0], first):
+            assert home.expecting
+            if number == first:
+                made.enrol(0, number)
+            home.leave(number)
+        assert home.expecting
+        made.enrol(0, second)
+        assert home.expecting
+        home.revoked = frozenset({second})
+        assert not home.expecting
+        home.revoked = frozenset()
+        home.leave(second)
+        assert not home.expecting
+        assert not made.cloud[1].expecting
+
+
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 def test_what_cannot_be_dropped(method: str, tmp_path: Path) -> None:
     with Together(three("async", method), tmp_path) as made:

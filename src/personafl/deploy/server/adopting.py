@@ -81,6 +81,14 @@ class Adopting(Rounds):
             return False
         return super().here(number) and self._follows(number)
 
+    @property
+    def expecting(self) -> bool:
+        """Whether a device of another server did not come yet, or came and was not told yet that all is done."""
+        came = {member.name: member for member in self.members.values()}
+        return any(
+            name not in came or (came[name].here and came[name].number not in self.revoked) for name in self.adopted
+        )
+
     def _follows(self, number: int) -> bool:
         """Say whether the present round comes after all that a device had elsewhere: no batches are drawn again."""
         group = self.adopted.get(self.members[number].name)

@@ -295,6 +295,9 @@ class _CloudServer(Server):
                 await self._coordinator.ask(messages.Leave(), timeout=5.0, tries=8)
                 await self._work(self._own.part)
 
+    def _all_left(self) -> bool:  # devices of a server that is out look for another one, and find it late
+        return super()._all_left() and not self._own.expecting
+
     async def _begin(self) -> None:
         own = self._own
         await self._coordinator.ask(messages.Join(weight=own.weight, recipe=own.fingerprint, run=own.run))
