@@ -106,7 +106,7 @@ async def _take(listener: socket.socket, pages: Mapping[str, Page]) -> None:
 
 
 async def _next(loop: asyncio.AbstractEventLoop, listener: socket.socket) -> socket.socket:
-    """Take a connection. Between taking it and returning there is no turn of the loop, in which an end could lose it."""
+    """Take a connection, with no turn of the loop between taking and returning it, in which an end could lose it."""
     while True:
         with contextlib.suppress(BlockingIOError):
             return listener.accept()[0]
