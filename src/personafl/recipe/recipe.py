@@ -232,7 +232,7 @@ class Recipe(Strict):
 
     def anchored(self) -> Recipe:
         """Return the recipe with whole paths, so that the run can be resumed from any folder."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"model": self.model.anchored()}
         source = Path(self.data.source).expanduser()
         if source.exists():
             changes["data"] = self.data.model_copy(update={"source": str(source.resolve())})
