@@ -84,6 +84,15 @@ class Recipe(Strict):
 
     @model_validator(mode="before")
     @classmethod
+    def _text_in_the_tokens_of_the_model(cls, values: Any) -> Any:
+        model, data = ((values.get(key) or {}) if isinstance(values, dict) else {} for key in ("model", "data"))
+        source = model.get("source") if isinstance(model, dict) else None
+        if isinstance(source, str) and isinstance(data, dict) and data.get("tokenizer") is None:
+            values = {**values, "data": {**data, "tokenizer": source}}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _linear_ends_with_the_run(cls, values: Any) -> Any:
         training = values.get("training") if isinstance(values, dict) else None
         training = training if isinstance(training, dict) else {}

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Array, Dataset, checked, images_to_float
-from personafl.data.sources.text import characters, frequent_words, hashed_words, windows
+from personafl.data.sources.documents import next_tokens, numbered
+from personafl.data.sources.text import characters, frequent_words, windows
 from personafl.errors import BadInput, did_you_mean
 
 Arrays = Mapping[str, Array]
@@ -81,6 +82,16 @@ def _text(path: Path, arrays: Arrays, reading: Reading) -> Dataset:
     if labels is None:
         if len(text) == 0:
             raise BadInput(f"{path}: text is empty; check the file")
+        split = arrays.get("split")
+        for key, array in (("user", user), ("split", split)):
+            if array is not None and array.shape != (len(bounds) - 1,):
+                raise BadInput(
+                    f"{path}: {key} has shape {list(array.shape)}; give one for each of the {len(bounds) - 1} texts"
+                )
+        if reading.tokenizer is not None:
+            texts, owner = list(_decoded(text, bounds)), np.arange(len(bounds) - 1) if user is None else user
+            where, of = f"{path}: text", path.stem
+            return next_tokens(where, of, texts, reading, user=owner, user_names=user_names, split=split)
         if reading.unit == "word":
             code, starts, names = frequent_words(_decoded(text, bounds), reading.vocabulary)
             x, y, item = windows(code, starts, reading.length)
@@ -88,12 +99,6 @@ def _text(path: Path, arrays: Arrays, reading: Reading) -> Dataset:
         else:
             code, names = characters(text.view(np.uint8))
             x, y, item = windows(code, bounds, reading.length)
-        split = arrays.get("split")
-        for key, array in (("user", user), ("split", split)):
-            if array is not None and array.shape != (len(bounds) - 1,):
-                raise BadInput(
-                    f"{path}: {key} has shape {list(array.shape)}; give one for each of the {len(bounds) - 1} texts"
-                )
         return checked(
             f"{path}: text",
             name=path.stem,
@@ -106,17 +111,17 @@ def _text(path: Path, arrays: Arrays, reading: Reading) -> Dataset:
             vocabulary=len(names),
             reading=reading,
         )
-    items = _decoded(text, bounds)
+    x, vocabulary = numbered(list(_decoded(text, bounds)), reading)
     return checked(
         f"{path}: text, labels",
         name=path.stem,
-        x=hashed_words(items, reading),
+        x=x,
         y=labels,
         user=user,
         user_names=user_names,
         split=arrays.get("split"),
         label_names=_names(arrays, *_NAMES["label"]),
-        vocabulary=reading.vocabulary,
+        vocabulary=vocabulary,
         reading=reading,
     )
 
