@@ -14,7 +14,7 @@ from personafl.core.reading import Reading
 from personafl.core.split import listed
 from personafl.data.sources.dataset import Array, Dataset, checked
 from personafl.data.sources.text import characters, frequent_words, hashed_words, windows
-from personafl.data.tokens import tokens_in
+from personafl.data.sources.tokens import tokens_in
 from personafl.errors import BadInput
 
 Ints = NDArray[np.int64]
