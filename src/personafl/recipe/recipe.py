@@ -201,7 +201,7 @@ class Recipe(Strict):
         """
         if not self.pretrain.rounds:
             return None
-        own = {"personal": None, "adapter": None}
+        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen"))
         return self.model_copy(
             update={
                 "rounds": self.pretrain.rounds,
