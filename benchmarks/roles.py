@@ -1,7 +1,8 @@
 """Which part should be personal? A small decoder, trained on some of Shakespeare's plays, for the roles of others.
 
     python benchmarks/roles.py pretrain PATH/shakespeare_roles.npz --out DIR   # DIR/model and DIR/roles.jsonl
-    python benchmarks/roles.py compare DIR --seeds 0,1,2                       # DIR/runs and a table
+    personafl compare recipes/roles.toml --dataset DIR/roles.jsonl model.source=DIR/model --out DIR/runs
+    python -P benchmarks/roles.py table DIR  # -P: pandas would take bottleneck.py for a package
 
 Every third play is kept out of the pre-training, and its longer roles are the clients. The model has GPT-2's
 architecture and is saved as a Hugging Face folder, with a byte-level BPE tokenizer of the same plays.
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional
+
+import personafl
 
 END = "<|endoftext|>"
 LEAST = 8000  # characters of a role that is a client
@@ -70,7 +74,7 @@ def pretrain(args: argparse.Namespace) -> None:
         optimizer.param_groups[0]["lr"] = args.lr * warm * max(left, 0.05)
         at = torch.randint(len(train) - args.length, (args.batch,))
         x = train[at[:, None] + torch.arange(args.length)]
-        loss = model(input_ids=x, labels=x).loss
+        loss = model(input_ids=x, attention_mask=torch.ones_like(x), labels=x).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -85,6 +89,57 @@ def pretrain(args: argparse.Namespace) -> None:
     model.save_pretrained(args.out / "model")
 
 
+def untouched(folder: Path, recipe: personafl.Recipe) -> dict[str, float]:
+    """Return each role's perplexity by the model as it is, computed by transformers and torch alone."""
+    from transformers import AutoModelForCausalLM
+
+    data = personafl.describe_data(recipe).data
+    model = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    found = {}
+    for client, name in enumerate(data.client_names):
+        x, y = data.samples(data.test[client])
+        with torch.no_grad():
+            scores = model(input_ids=x, attention_mask=torch.ones_like(x)).logits.double()
+        found[name] = float(functional.cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=-1).exp())
+    return found
+
+
+def table(args: argparse.Namespace) -> None:
+    """Print what each variant gives the roles: perplexity, who is hurt, and bytes; mean ± std over seeds."""
+    runs = personafl.load(args.folder / "runs")
+    recipes = {run.rows[0]["seed"]: personafl.Recipe.read(run.path / "recipe.toml") for run in runs.results}
+    base = {seed: untouched(args.folder, recipe) for seed, recipe in recipes.items()}
+    print("| variant | mean | worst 10% | % hurt | kB up, a client and round |")
+    print("|---|---|---|---|---|")
+    start = [np.array([*values.values()]) for values in base.values()]
+    print(line("none", [(values.mean(), worst(values), 0.0, 0.0) for values in start]))
+    for label in dict.fromkeys(row["method"] for row in runs.rows):
+        found = []
+        for run in runs.results:
+            if (row := run.rows[0])["method"] != label:
+                continue
+            clients = run.to_pandas()
+            which = "personal" if "personal_test_perplexity" in clients else "global"
+            mine = clients.set_index("name")[f"{which}_test_perplexity"]
+            hurt = np.mean([value > base[row["seed"]][name] for name, value in mine.items()])
+            turns = sum(entry["clients"] for _, entry in run.history().iterrows())
+            sent = run.history()["bytes_up"].sum() / turns / 1000
+            found.append((mine.mean(), worst(mine.to_numpy()), 100 * hurt, sent))
+        print(line(label, found))
+
+
+def line(label: str, found: list[tuple[float, ...]]) -> str:
+    """Return a line of the table."""
+    means, spread = np.mean(found, axis=0), np.std(found, axis=0)
+    cells = [f"{mean:.2f} ± {std:.2f}" for mean, std in zip(means, spread, strict=True)]
+    return f"| {label} | {' | '.join(cells)} |"
+
+
+def worst(values: np.ndarray) -> float:
+    """Return the mean of the worst tenth, the largest."""
+    return float(np.sort(values)[-math.ceil(len(values) / 10) :].mean())
+
+
 def main() -> None:
     """Read the arguments and do it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,17 +147,14 @@ def main() -> None:
     first = commands.add_parser("pretrain")
     first.add_argument("data", type=Path)
     first.add_argument("--out", type=Path, required=True)
-    for name, value in {
-        "vocabulary": 1024,
-        "width": 128,
-        "layers": 4,
-        "length": 64,
-        "batch": 32,
-        "steps": 3000,
-    }.items():
+    sizes = {"vocabulary": 512, "width": 96, "layers": 3, "length": 64, "batch": 32, "steps": 1000}
+    for name, value in sizes.items():
         first.add_argument(f"--{name}", type=int, default=value)
     first.add_argument("--lr", type=float, default=2e-3)
     first.set_defaults(call=pretrain)
+    second = commands.add_parser("table")
+    second.add_argument("folder", type=Path)
+    second.set_defaults(call=table)
     args = parser.parse_args()
     args.call(args)
 

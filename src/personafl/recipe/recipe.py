@@ -242,9 +242,10 @@ class Recipe(Strict):
     def anchored(self) -> Recipe:
         """Return the recipe with whole paths, so that the run can be resumed from any folder."""
         changes: dict[str, Any] = {}
-        source = Path(self.data.source).expanduser()
-        if source.exists():
-            changes["data"] = self.data.model_copy(update={"source": str(source.resolve())})
+        named = {"source": self.data.source, "tokenizer": self.data.tokenizer}
+        paths = {key: Path(name).expanduser() for key, name in named.items() if name is not None}
+        found = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
+        changes["data"] = self.data.model_copy(update=found)
         if self.cloud is not None:
             changes["cloud"] = self.cloud.anchored()
         if self.buffer is not None:
