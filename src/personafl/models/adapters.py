@@ -66,12 +66,9 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the adapter's output to the layer's, [..., out]."""
-        return beside(super().forward(x), self.adapter(x))
-
-
-def beside(y: Tensor, change: Tensor) -> Tensor:
-    """Return the sum of what a layer and its adapter give, in the layer's precision."""
-    return (y + change).to(y.dtype)
+        y = super().forward(x)
+        result: Tensor = y + self.adapter(x)
+        return result.to(y.dtype)  # of the base, which may be a lower precision than the adapter's
 
 
 class Residual(nn.Sequential):

@@ -3,8 +3,6 @@
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from personafl.models.adapters import beside
-
 
 class AdaptedConv1D(Conv1D):
     """xW + b + adapter(x)."""
@@ -14,4 +12,5 @@ class AdaptedConv1D(Conv1D):
     def forward(self, x: Tensor) -> Tensor:
         """Add the adapter's output to the layer's, [..., out]."""
         y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-        return beside(y, self.adapter(x))
+        result: Tensor = y + self.adapter(x)
+        return result.to(y.dtype)

@@ -10,6 +10,7 @@ from personafl.core.net import Buffers
 from personafl.core.shape import DataShape
 from personafl.data.federated import FederatedData
 from personafl.models.adapters import AdapterKind, with_adapters
+from personafl.models.pretrained import base_folder, fingerprint
 from personafl.options import Named, Positive
 
 
@@ -31,6 +32,14 @@ class Network(Named):
         if wrong := SharedNetwork.model_fields.keys() - Network.model_fields.keys() & self.options.keys():
             raise ValueError(f"a client's own network is personal as a whole; remove {', '.join(sorted(wrong))}")
         return self
+
+    def anchored(self) -> Self:
+        """Return it with a pretrained model's whole path, and which one that is: no other is taken in its place."""
+        if self.name != "pretrained" or "source" not in self.options:
+            return self
+        folder = base_folder(self.options["source"])
+        known = {"source": str(folder), "sha256": self.options.get("sha256") or fingerprint(folder)}
+        return type(self)(**self.model_dump(exclude_unset=True) | known)
 
     def resolved(self, data: FederatedData) -> Self:
         """Return it with the name and the options that "auto" stands for; options that are given stay."""

@@ -39,10 +39,10 @@ _MISSING = {
 def personal_split(module: nn.Module, personal: str | Sequence[str]) -> Split:
     """Return the split that makes the named parts of a module personal.
 
-    Each entry must match something, and together they must leave something shared.
+    Each entry must match something, and together they must leave something shared: parameters, or frozen ones.
     """
     split, names = parts_named(module, personal, "model.personal"), _trainable(module)
-    if all(map(split.is_personal, names)):
+    if all(map(split.is_personal, names)) and len(names) == len(list(module.parameters())):
         what = " and ".join(map(repr, [personal] if isinstance(personal, str) else personal))
         raise BadInput(f"model.personal: {what} makes every parameter personal; {_choices(module, names)}")
     return split

@@ -241,7 +241,7 @@ class Recipe(Strict):
 
     def anchored(self) -> Recipe:
         """Return the recipe with whole paths, so that the run can be resumed from any folder."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"model": self.model.anchored()}
         named = {"source": self.data.source, "tokenizer": self.data.tokenizer}
         paths = {key: Path(name).expanduser() for key, name in named.items() if name is not None}
         found = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
