@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import personafl.evaluate.score as score
 from personafl.core.algorithm import Problem
@@ -70,6 +71,39 @@ def plain(net: Net, models: list[Params], data: FederatedData, clients: list[int
         output, target = net.apply(params, data.x[rows]), data.y[rows]
         result.append([correct(output, target).double().mean().item(), cross_entropy(output, target).mean().item()])
     return np.array(result)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_each_token_of_a_client_counts_alike(stacked: bool) -> None:
+    """Accuracy, loss and perplexity are torch's over all tokens of a client, however they are cut into sequences."""
+    data, net = data_of((3, 1, 2), (6,), sequence=6), net_of("window")
+    data.y[:, 2:][::2] = -1  # every other sequence is short
+    problem, clients = Problem(net, cross_entropy, data=data.shape), np.arange(3)
+    params = params_of(net, 0)
+    if stacked:
+        models = {name: torch.stack([value, value, value]) for name, value in params.items()}
+        scores = score.try_personal(problem, models, data, data.test, clients).scores()
+    else:
+        scores = score.try_shared(problem, params, data, data.test, clients).scores()
+    for client in range(3):
+        output, target = net.apply(params, data.x[data.test[client]]).flatten(0, 1), data.y[data.test[client]].flatten()
+        loss = functional.cross_entropy(output, target, ignore_index=-1)
+        hits = (output.argmax(-1) == target)[target >= 0].double().mean()
+        assert scores.loss[client] == pytest.approx(float(loss), abs=1e-12)
+        assert scores.accuracy[client] == pytest.approx(float(hits), abs=1e-7)  # shares are single precision
+        assert scores.metrics["perplexity"][client] == pytest.approx(float(loss.exp()), rel=1e-12)
+
+
+def test_perplexity_is_of_cross_entropy_alone() -> None:
+    """A loss of the user's has no perplexity, and a client without tests has none."""
+    data, net = data_of((0, 2), (6,), sequence=6), net_of("window")
+    own = Problem(net, lambda outputs, targets: cross_entropy(outputs, targets) + 1, data=data.shape)
+    assert score.try_shared(own, params_of(net, 0), data, data.test, np.arange(2)).scores().metrics == {}
+    problem = Problem(net, cross_entropy, data=data.shape)
+    found = score.try_shared(problem, params_of(net, 0), data, data.test, np.arange(2))
+    assert np.isnan(found.scores().metrics["perplexity"]).tolist() == [True, False]
+    other = found.of(np.array([1])).scores()
+    assert other.loss[0] == found.scores().loss[1]
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["at once", "in pieces"])

@@ -15,7 +15,7 @@ from personafl.api.calls import path_of
 from personafl.api.directories import FailedRun, failed_in, recipe_of, runs_of, write_own_page
 from personafl.api.progress import Callback, told
 from personafl.errors import BadInput
-from personafl.exports.client import Kind, client_network, predicted
+from personafl.exports.client import Kind, client_network, generated, predicted
 from personafl.exports.export import Exported, write_models
 from personafl.exports.finished import Finished
 from personafl.report.table import last_models
@@ -60,6 +60,23 @@ class Result(Found):
         DataFrame with a column per class.
         """
         return predicted(self._finished, str(client), x, kind, probabilities)
+
+    def generate(
+        self,
+        client: str,
+        prompt: str,
+        *,
+        kind: Kind | None = None,
+        tokens: int = 100,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> str:
+        """Return how a client's language model continues a prompt, by at most so many tokens.
+
+        Each token is the most probable one, or with a temperature T drawn from softmax(scores / T), by the seed.
+        """
+        options = {"most": tokens, "temperature": temperature, "seed": seed}
+        return generated(self._finished, str(client), prompt, kind, **options)
 
     def extend(
         self,

@@ -1,7 +1,8 @@
 """How well models do on clients' data: what became of each sample, and accuracy and loss per client.
 
 Models are run for many clients at a time, and what they say of a sample does not depend on who else is in the pass (but
-for rounding); sums over samples are in float64.
+for rounding); sums over samples are in float64. Where the next token is predicted a client's numbers are means over its
+tokens that count: a short text has less of a say than a long one, and padding has none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core.algorithm import Problem
-from personafl.core.losses import Metric
+from personafl.core.losses import Metric, cross_entropy
 from personafl.core.net import Net
 from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged, runs_of
@@ -67,12 +68,18 @@ class Outcomes:
     losses: Values  # [samples]
     sizes: Rows  # [clients] samples of each one
     metrics: Mapping[str, Values] = field(default_factory=dict)  # [clients] each
+    tokens: Rows | None = None  # [samples] of each one so many are scored; None: samples count alike
 
     def scores(self) -> Scores:
         """Return means per client; NaN where there is no sample."""
+        return Scores(self.mean(self.hits), self.mean(self.losses), self.sizes, self.metrics)
+
+    def mean(self, values: Values) -> Values:
+        """Return the means over what counts of each client, of the means of samples; NaN where nothing does."""
+        counts = np.ones(len(values)) if self.tokens is None else self.tokens.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
-            hits, losses = self._sum(self.hits) / self.sizes, self._sum(self.losses) / self.sizes
-            return Scores(hits, losses, self.sizes, self.metrics)
+            means: Values = self._sum(counts * values) / self._sum(counts)
+            return means
 
     def gains_over(self, other: Outcomes) -> Gains:
         """Compare with another model's outcomes of the same samples, one by one."""
@@ -91,7 +98,8 @@ class Outcomes:
         sizes = self.sizes[clients]
         samples = runs_of((np.cumsum(self.sizes) - self.sizes)[clients], sizes)
         metrics = {name: values[clients] for name, values in self.metrics.items()}
-        return Outcomes(hits=self.hits[samples], losses=self.losses[samples], sizes=sizes, metrics=metrics)
+        tokens = None if self.tokens is None else self.tokens[samples]
+        return Outcomes(self.hits[samples], self.losses[samples], sizes, metrics, tokens)
 
     def _sum(self, values: Values) -> Values:
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -177,7 +185,13 @@ class _Trial:
             outputs = torch.from_numpy(found[2:, own].T.copy()).to(y.device, kind).reshape(-1, *self._shape)
             for name, metric in self.problem.metrics:
                 metrics[name][client] = _value(name, metric, outputs, y)
-        return Outcomes(hits=found[0], losses=found[1], sizes=sizes, metrics=metrics)
+        if self.problem.data.task != "next-token":
+            return Outcomes(found[0], found[1], sizes, metrics)
+        outcomes = Outcomes(found[0], found[1], sizes, metrics, (data.y[rows] >= 0).sum(-1).cpu().numpy())
+        if self.problem.loss is cross_entropy:
+            with np.errstate(over="ignore"):  # of a model that diverged
+                metrics["perplexity"] = np.exp(outcomes.mean(outcomes.losses))
+        return outcomes
 
 
 def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
