@@ -142,7 +142,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "mlp",
             "ouput",
-            r"'ouput' matches no parameter of this model; parts: adapter, body, input, norms, output; param.*1\.w",
+            r"'ouput' matches no parameter of this model; parts: adapter, base, body, input, lora, lora_A, lora_B, norms, output; param.*1\.w",
         ),
         ("mlp", "norms", r"'norms' matches no parameter of this model \(it has no normalisation layers"),
         ("linear", "body", r"'body' matches no parameter of this model \(it is all output\)"),
@@ -153,7 +153,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         ("mlp", "*", r"'\*' makes every parameter personal; parts: "),
         ("mlp", ["input", "output"], "'input' and 'output' makes every parameter personal"),
         ("linear", "output", "makes every parameter personal"),
-        ("additive", "persnal", "parts: adapter, body, input, norms, output, personal; "),
+        ("additive", "persnal", "parts: adapter, base, body, input, lora, lora_A, lora_B, norms, output, personal; "),
         ("resnet18", "head", r"stem\.weight, .*, …, .*output\.bias \(\d+ in all\)"),
     ],
 )
