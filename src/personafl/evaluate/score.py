@@ -95,9 +95,9 @@ class Outcomes:
     @classmethod
     def joined(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """Return the outcomes of some clients and then those of others."""
-        columns = ([getattr(part, name) for part in parts] for name in ("hits", "losses", "sizes"))
+        hits, losses = (np.concatenate([getattr(part, name) for part in parts]) for name in ("hits", "losses"))
         metrics = {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
-        return cls(*map(np.concatenate, columns), metrics)
+        return cls(hits, losses, np.concatenate([part.sizes for part in parts]), metrics)
 
     def _sum(self, values: Values) -> Values:
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)

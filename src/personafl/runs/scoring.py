@@ -16,7 +16,7 @@ from personafl.core.tree import Tree
 from personafl.data.federated import Clients, Ragged
 from personafl.evaluate.choice import Gains
 from personafl.evaluate.score import PASS, Outcomes, Scores
-from personafl.runs.trying import Told, TryOwn, TryShared, warn
+from personafl.runs.trying import Message, TryOwn, TryShared, warn
 from personafl.simulate.clientside import ClientSide
 from personafl.storage.store import Store
 
@@ -91,7 +91,7 @@ def score(
             scores.setdefault(key, []).append((group, found))
         for name, gained in tried.gains.items():
             gains.setdefault(name, []).append((group, gained))
-        told += tried.told
+        told.extend(tried.told)
     warn(told)
     for (server, split), outcomes in shared.items():
         scores.setdefault(("global", split), []).append((everyone[server], outcomes.scores()))
@@ -102,7 +102,7 @@ def score(
 
 def _tried_shared(
     side: ClientSide, downs: Mapping[int, Tree], everyone: Mapping[int, Clients], splits: Mapping[str, Ragged]
-) -> tuple[dict[tuple[int, str], Outcomes], Told]:
+) -> tuple[dict[tuple[int, str], Outcomes], list[Message]]:
     """Return what became of the samples of each server's clients with its model, and what there is to warn of."""
     servers = [server for server, down in downs.items() if side.global_model(down) is not None]
     pieces = [(server, piece) for server in servers for piece in _pieces(everyone[server], splits)]
@@ -111,11 +111,11 @@ def _tried_shared(
         for server, piece in pieces
     )
     parts: dict[tuple[int, str], list[Outcomes]] = {}
-    told: Told = ()
+    told: list[Message] = []
     for (server, _), tried in zip(pieces, side.done(tasks), strict=True):
         for split, outcomes in tried.outcomes.items():
             parts.setdefault((server, split), []).append(outcomes)
-        told += tried.told
+        told.extend(tried.told)
     return {key: Outcomes.joined(own) for key, own in parts.items()}, told
 
 

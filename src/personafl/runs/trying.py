@@ -1,7 +1,7 @@
 """What scoring has done with chunks of clients, in this process or by workers: models made of states, and tried."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +18,14 @@ from personafl.simulate.trainer import Learners, StatesOnNodes, Trainer
 
 SHARES = (0.25, 0.5, 0.75)  # of the personal model, in the blends that a device may choose
 Splits = Mapping[str, Ragged]  # rows by the name of their split
-Told = tuple[str | Warning, ...]  # what there is to warn of
+Message = str | Warning  # what there is to warn of
 
 
 class TriedShared(NamedTuple):
     """What became of clients' samples with the shared model, by split."""
 
     outcomes: dict[str, Outcomes]
-    told: Told
+    told: tuple[Message, ...]
 
 
 class TryShared(NamedTuple):
@@ -54,7 +54,7 @@ class TriedOwn(NamedTuple):
 
     scores: dict[tuple[str, str], Scores]
     gains: dict[str, Gains]
-    told: Told
+    told: tuple[Message, ...]
 
 
 class TryOwn(NamedTuple):
@@ -108,7 +108,7 @@ class TryOwn(NamedTuple):
                 yield f"blend {share}", blend(base, last, share)
 
 
-def warn(told: Told) -> None:
+def warn(told: Iterable[Message]) -> None:
     """Warn of what there is to warn of, of each thing once."""
     for message in {str(each): each for each in told}.values():
         warnings.warn(message, stacklevel=2)
