@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from personafl.algorithms.private import Private
 from personafl.core import wire
 from personafl.data.federated import Clients
 from personafl.runs.checkpoints import Run
@@ -29,6 +28,7 @@ from personafl.storage.failure import FAILURE_FILE
 from personafl.storage.files import atomic_write, write_json
 from personafl.storage.rundir import Checkpoint, RunDirectory
 from personafl.storage.seals import sealed
+from personafl.uploads.private import Private
 
 
 def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None) -> Result:
