@@ -45,7 +45,7 @@ class ClientSide(ABC):
         """Train one client for a round, from a message to it."""
         first, again = received(message)
         which, clients = int(self.learners.problem_of[client]), np.array([client])
-        return self.trainer(Chunk(which, clients, number, again, self.states(which, first, clients)))
+        return self.trainer.train(Chunk(which, clients, number, again, self.states(which, first, clients)))
 
     def train_offline(self, chosen: Clients, number: int) -> Iterator[tuple[Clients, Tree]]:
         """Train clients without contact; yield chunks of them with their new states."""
