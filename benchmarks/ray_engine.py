@@ -9,9 +9,10 @@ CPU seconds a round of all processes (least of the repeats), which other load on
 tensors a round that this process sends to Ray and receives from it, and at the checkpoint after the last round. Rates
 from a machine that is busy with something else say nothing: look at the load, which is printed first.
 
-Then a scoring of all clients' models: by one process with all of torch's threads, by two local workers, by the nodes.
-Columns: seconds (least of the repeats), how many times as fast as one process (median of the repeats), and what the
-nodes sent and were sent for it. Workers and nodes find the same bits.
+Then a scoring of all clients' models: by one process, by two local workers, by the nodes; all find the same bits. Each
+has one thread (OMP_NUM_THREADS=1). Columns: CPU seconds of the process that computes most (least of the repeats), which
+is how long it takes where each has a core; how many times less that is than with one process (median of the repeats);
+kilobytes of tensors that this process sends to Ray and receives from it.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def two_nodes() -> Iterator[None]:
         cluster.shutdown()
 
 
-def cpu_seconds() -> float:
-    """Return what this process and all that it started, and those started, have used."""
+def processor_seconds() -> dict[int, float]:
+    """Return what this process and all that it started, and those started, have used, by process."""
     parent, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
@@ -84,7 +85,12 @@ def cpu_seconds() -> float:
     ours = {os.getpid()}
     while more := {process for process, by in parent.items() if by in ours} - ours:
         ours |= more
-    return sum(used[process] for process in ours) / os.sysconf("SC_CLK_TCK")
+    return {process: used[process] / os.sysconf("SC_CLK_TCK") for process in ours}
+
+
+def cpu_seconds() -> float:
+    """Return what they have used together."""
+    return sum(processor_seconds().values())
 
 
 class Travelled:
@@ -138,11 +144,11 @@ def measure(job: Job, rounds: int, travelled: Travelled) -> Measured:
 
 
 SIDES = {"alone": (1, nullcontext), "local": (2, nullcontext), "ray": (2, two_nodes)}  # workers, and where they are
-TIMES = 30  # that each training sample is scored, for a client to have about a thousand
+TIMES = 10  # that each training sample is scored, for a client to have some hundreds
 
 
 class Scoring(NamedTuple):
-    """Seconds of a scoring, kilobytes sent and received for it, and what was found."""
+    """CPU seconds of who computes most in a scoring, kilobytes sent and received for it, and what was found."""
 
     seconds: float
     sent: float
@@ -159,9 +165,9 @@ def measure_scoring(job: Job, workers: int, travelled: Travelled) -> Scoring:
         simulation = make_simulation(federation, Store(Path(folder) / "states", 2**30))
         simulation.step(0)
         for _ in range(2):
-            sent, received, began = travelled.sent, travelled.received, time.perf_counter()
+            sent, received, before = travelled.sent, travelled.received, processor_seconds()
             scored = score(simulation, None, data.seen, {"test": rows}, blends=False)
-            seconds = time.perf_counter() - began
+            seconds = max(now - before.get(process, 0.0) for process, now in processor_seconds().items())
         simulation.workers.close()
     found = [values for scores in scored.scores.values() for values in (scores.accuracy, scores.loss)]
     return Scoring(seconds, (travelled.sent - sent) / 1e3, (travelled.received - received) / 1e3, found)
@@ -175,11 +181,12 @@ def compare_scoring(jobs: dict[str, Job], repeats: int, travelled: Travelled) ->
             with context():
                 for name, job in jobs.items():
                     found[name][side].append(measure_scoring(job, workers, travelled))
-    titles = ("alone s", "local s", "ray s", "local faster", "ray faster", "kB out", "kB in")
+    titles = ("alone CPU s", "local CPU s", "ray CPU s", "local less", "ray less", "kB out", "kB in")
     print(f"{'a scoring':30}" + "".join(f"{title:>15}" for title in titles))
     for name, sides in found.items():
         alone, last = sides["alone"], sides["ray"][-1]
-        assert all(map(np.array_equal, sides["local"][-1].found, last.found)), name
+        for own in (alone[-1], sides["local"][-1]):
+            assert all(map(np.array_equal, own.found, last.found)), name
         seconds = "".join(f"{min(each.seconds for each in own):15.3f}" for own in sides.values())
         faster = (
             statistics.median(one.seconds / other.seconds for one, other in zip(alone, sides[side], strict=True))
