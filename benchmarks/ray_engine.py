@@ -1,6 +1,6 @@
 """Rounds per second of a Ray cluster of two nodes with one core each on this machine, against two local workers.
 
-    python benchmarks/ray_engine.py [--rounds 10] [--repeats 3] [--only rounds|scoring]
+    python benchmarks/ray_engine.py [--rounds 10] [--repeats 3] [--only rounds|scoring] [--times 10]
 
 The sides take turns, and only one of them exists at a time: an idle cluster has a few processes that cost time too. The
 first round is not counted, in which workers start and the data are sent. Then a check that both have come to the same
@@ -144,7 +144,6 @@ def measure(job: Job, rounds: int, travelled: Travelled) -> Measured:
 
 
 SIDES = {"alone": (1, nullcontext), "local": (2, nullcontext), "ray": (2, two_nodes)}  # workers, and where they are
-TIMES = 10  # that each training sample is scored, for a client to have some hundreds
 
 
 class Scoring(NamedTuple):
@@ -156,11 +155,11 @@ class Scoring(NamedTuple):
     found: list[NDArray[np.float64]]
 
 
-def measure_scoring(job: Job, workers: int, travelled: Travelled) -> Scoring:
-    """Train a round, and score twice: the second time counts."""
+def measure_scoring(job: Job, workers: int, times: int, travelled: Travelled) -> Scoring:
+    """Train a round, and score each training sample so many times, twice: the second scoring counts."""
     federation = dataclasses.replace(job.federation, workers=workers)
     data = federation.data
-    rows = Ragged.from_lists([np.tile(data.train[client], TIMES) for client in range(data.clients)])
+    rows = Ragged.from_lists([np.tile(data.train[client], times) for client in range(data.clients)])
     with tempfile.TemporaryDirectory() as folder:
         simulation = make_simulation(federation, Store(Path(folder) / "states", 2**30))
         simulation.step(0)
@@ -173,14 +172,14 @@ def measure_scoring(job: Job, workers: int, travelled: Travelled) -> Scoring:
     return Scoring(seconds, (travelled.sent - sent) / 1e3, (travelled.received - received) / 1e3, found)
 
 
-def compare_scoring(jobs: dict[str, Job], repeats: int, travelled: Travelled) -> None:
+def compare_scoring(jobs: dict[str, Job], repeats: int, times: int, travelled: Travelled) -> None:
     """Score in turns, and print what it takes."""
     found: dict[str, dict[str, list[Scoring]]] = {name: {side: [] for side in SIDES} for name in jobs}
     for _ in range(repeats):
         for side, (workers, context) in SIDES.items():
             with context():
                 for name, job in jobs.items():
-                    found[name][side].append(measure_scoring(job, workers, travelled))
+                    found[name][side].append(measure_scoring(job, workers, times, travelled))
     titles = ("alone CPU s", "local CPU s", "ray CPU s", "local less", "ray less", "kB out", "kB in")
     print(f"{'a scoring':30}" + "".join(f"{title:>15}" for title in titles))
     for name, sides in found.items():
@@ -188,13 +187,13 @@ def compare_scoring(jobs: dict[str, Job], repeats: int, travelled: Travelled) ->
         for own in (alone[-1], sides["local"][-1]):
             assert all(map(np.array_equal, own.found, last.found)), name
         seconds = "".join(f"{min(each.seconds for each in own):15.3f}" for own in sides.values())
-        faster = (
+        less = (
             statistics.median(one.seconds / other.seconds for one, other in zip(alone, sides[side], strict=True))
             for side in ("local", "ray")
         )
         print(
             f"{name:30}{seconds}"
-            + "".join(f"{times:15.2f}" for times in faster)
+            + "".join(f"{share:15.2f}" for share in less)
             + f"{last.sent:15.1f}{last.received:15.1f}"
         )
 
@@ -224,6 +223,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=["rounds", "scoring"])
+    parser.add_argument("--times", type=int, default=10, help="that each training sample is scored")
     arguments = parser.parse_args()
     os.environ["RAY_AUTH_TOKEN"] = os.urandom(32).hex()
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -233,7 +233,7 @@ def main() -> None:
     if arguments.only != "scoring":
         compare_rounds(jobs, arguments.rounds, arguments.repeats, travelled)
     if arguments.only != "rounds":
-        compare_scoring(jobs, arguments.repeats, travelled)
+        compare_scoring(jobs, arguments.repeats, arguments.times, travelled)
 
 
 if __name__ == "__main__":
