@@ -105,6 +105,9 @@ def test_servers_that_mix_otherwise_and_step_again_give_the_simulators_bits(
     ("how", "robust"),
     [
         ("gossip", {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.5}}),
+        ("sync", {"rule": "mean", "clip": {"times": 1.0, "rounds": 2}, "most": 0.4}),
+        ("sync", {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.5}}),
+        pytest.param("sync", {"rule": "trimmed-mean", "f": 1, "pre": ["nnm"]}, marks=pytest.mark.system),
         pytest.param("async", {"rule": "trimmed-mean", "f": 1, "pre": ["nnm"]}, marks=pytest.mark.system),
     ],
 )
@@ -112,7 +115,7 @@ def test_each_server_takes_its_own_devices_updates_by_the_rule(
     how: str, robust: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     """To the simulator's bits: medians and guesses are a server's own, and are not mixed."""
-    cloud = OTHERWISE.get(how, {"protocol": "async", "first": 1})
+    cloud = {"protocol": how, **({"first": 1} if how == "async" else {})} | OTHERWISE.get(how, {})
     changes = {"robust": robust} if robust else {}
     recipe = cloud_recipe("ditto", 6, cloud={"servers": 2, **cloud}, rounds=3, **LINEAR, **changes)
     with Together(recipe, tmp_path) as made:

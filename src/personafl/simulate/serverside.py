@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from personafl.algorithms.robust import RobustServer
 from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, Reduced, ServerRule
 from personafl.core.tree import Params, Tree
@@ -95,6 +96,18 @@ class ServerSide:
     def updated(self, state: Tree, uploads: Reduced, number: int) -> Tree:
         """Return a state after a round."""
         return self.checked(self.unchecked(state, uploads, number), number)
+
+    @enabled()
+    def handed(self, uploads: Reduced, number: int) -> tuple[Tree, Reduced]:
+        """Return the state after a round of this server's own, and what whoever has the model is handed in of it."""
+        rule = self.rule
+        return rule.handed(self.state, uploads, number) if isinstance(rule, RobustServer) else (self.state, uploads)
+
+    @enabled()
+    def given(self, made: Reduced, number: int) -> Tree:
+        """Return the state after a round, given what several servers handed in."""
+        step = self.rule.given if isinstance(self.rule, RobustServer) else self.rule.update
+        return self.checked(step(self.state, made, number), number)
 
     @enabled()
     def unchecked(self, state: Tree, uploads: Reduced, number: int) -> Tree:
