@@ -63,9 +63,9 @@ from personafl.storage.store import Store
 HONEST, BATCH, RATE, MOMENTUM, CLIP, NU, EVERY = 10, 25, 0.1, 0.9, 2.0, 0.1, 50
 RULE_NAMES = {"trimmed-mean": {}, "geometric-median": {"smoothing": RATE * NU, "steps": 3}}
 ATTACKS: dict[str, tuple[Any, float]] = {  # byzfl's sign flip is IPM of strength 1
+    "optimal-alie": ("optimal-alie", 1e6),
     "sign-flip": ("ipm", 1.0),
     "optimal-ipm": ("optimal-ipm", 1e6),
-    "optimal-alie": ("optimal-alie", 1e6),
 }
 UP = "optimal-alie-up"  # the same in the other direction, which is not among byzfl's
 PERSONAL = ("fedrep", "fedalt", "quped")  # beside Ditto, where a shared model is lost
@@ -94,7 +94,7 @@ def cells(gammas: list[float]) -> Iterator[Cell]:
     """Yield the runs, those that matter most first."""
     for gamma in gammas:
         hostile = (4,) if gamma == 0 else (4, 3, 2, 1)
-        for f, attack, rule in itertools.product(hostile, ATTACKS, RULE_NAMES):
+        for attack, f, rule in itertools.product(ATTACKS, hostile, RULE_NAMES):
             yield Cell(gamma, f, rule, attack, "ditto")
     if 0 in gammas:
         for name, attack in itertools.product(PERSONAL, ATTACKS):
@@ -375,11 +375,10 @@ def measured(cell: Cell, data: FederatedData, steps: int) -> dict[str, Any]:
                 curve.append((number + 1, *(float(outcomes.hits.mean()) for outcomes in tried)))
         best = max(curve, key=lambda point: point[1])
         found = {"steps": number + 1, "shared": best[2], "last": curve[-1][2], "curve": curve}
-        if cell.method != "fedavg":
-            down = simulated.down()
-            own = vmap(lambda state: rule.models(problem, down, state)["personal"])(simulated.states_of(HONEST))
-            personal = try_personal(problem, own, data, data.test, honest).scores().accuracy
-            found |= {"personal": float(personal.mean()), "worst": float(personal.min())}
+        down = simulated.down()
+        own = vmap(lambda state: rule.models(problem, down, state)["personal"])(simulated.states_of(HONEST))
+        personal = try_personal(problem, own, data, data.test, honest).scores().accuracy
+    found |= {"personal": float(personal.mean()), "worst": float(personal.min())}
     return found | {"seconds": time.perf_counter() - began}
 
 
