@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from personafl.algorithms.robust import RobustServer, model_of, with_model
 from personafl.cloud.clock import Aggregation, Delay, Turn
 from personafl.cloud.topology import Topology, place
 from personafl.core import tree, wire
@@ -46,6 +45,7 @@ from personafl.simulate.federation import Cloud, Federation
 from personafl.simulate.serverside import ServerSide
 from personafl.simulate.simulator import Round, Simulation, Trained
 from personafl.storage.store import Store
+from personafl.uploads.robust import RobustServer, model_of, with_model
 
 Weights = NDArray[np.float64]
 Moves = Mapping[tuple[int, int], Sequence[int]]  # (server, round of it) -> clients of others that it has from then on

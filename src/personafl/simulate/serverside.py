@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personafl.algorithms.robust import RobustServer
 from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, Reduced, ServerRule
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients
 from personafl.errors import BadInput, Diverged
 from personafl.fast.table import enabled
+from personafl.uploads.robust import RobustServer
 
 Weights = Literal["examples", "uniform"]
 

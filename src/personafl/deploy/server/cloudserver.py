@@ -17,7 +17,6 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from personafl.algorithms.robust import model_of, with_model
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
@@ -44,6 +43,7 @@ from personafl.deploy.server.service import Event, Listener
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import stepped, with_own, without_own
+from personafl.uploads.robust import model_of, with_model
 
 T = TypeVar("T")
 _OUT = {Code.DROPPED, Code.NOT_ENROLLED}  # what is not the coordinator's server, and will not be
