@@ -68,7 +68,7 @@ ATTACKS: dict[str, tuple[Any, float]] = {  # byzfl's sign flip is IPM of strengt
     "optimal-ipm": ("optimal-ipm", 1e6),
 }
 UP = "optimal-alie-up"  # the same in the other direction, which is not among byzfl's
-PERSONAL = ("fedrep", "fedalt", "quped")  # beside Ditto, where a shared model is lost
+PERSONAL = ("fedrep", "fedalt", "quped", "fedslr")  # beside Ditto, where a shared model is lost
 PRINTED = {  # by byzfl, γ = 0.33
     "trimmed-mean": {1: 0.98, 2: 0.97, 3: 0.94, 4: 0.91},
     "geometric-median": {1: 0.98, 2: 0.96, 3: 0.94, 4: 0.94},
@@ -223,10 +223,14 @@ class WithMomentum(ClientRule):
 
 
 def method(name: str) -> Algorithm:
-    """Return a method that takes one step a round; FedRep five on its head, and Ditto clipped ones on its own model."""
+    """Return a method that takes one step a round; FedRep five on its head, and Ditto clipped ones on its own model.
+
+    FedSLR is LPGD, whose server takes the mean alone, with no penalty on ranks: 8,000 singular value decompositions.
+    """
     optimizer = Sgd(lr=RATE, weight_decay=1e-4)
     training = Training(work=Steps(steps=1, batch=BATCH), optimizer=optimizer)
     options: dict[str, Any] = {"fedrep": {"head_epochs": 1}, "quped": {"bits": 2}, "fedalt": {"personal_lr": RATE}}
+    options["fedslr"] = {"solver": "lpgd", "rank_penalty": 0.0, "personal_lr": RATE}
     made = METHODS[name].build(training, **options.get(name, {}))
     client: Any = made.client
     if name == "fedrep":

@@ -60,6 +60,17 @@ def test_the_names_are_those_of_the_table() -> None:
     assert set(RuleName.__args__) == set(RULES)  # type: ignore[attr-defined]
 
 
+def test_fedslr_has_a_rule_where_its_server_takes_the_mean_alone(tmp_path: Path) -> None:
+    """As in LPGD (eqs. 18, 19): low rank is the clients' work, and the server averages."""
+    method = {"name": "fedslr", "solver": "lpgd"}
+    simulation, last = after(recipe(method=method), tmp_path)
+    assert last.told == {"left_out": 0.0}
+    assert type(simulation.server).__name__ == "Robust"
+    for solver in ("dual", "gpgd"):
+        with pytest.raises(BadInput, match="robust: what fedslr's clients send is more than changes"):
+            prepare(recipe(method={**method, "solver": solver}))
+
+
 def test_a_mean_with_nothing_more_is_the_run_without_it(tmp_path: Path) -> None:
     one, _ = after(recipe(robust={}), tmp_path / "one")
     other, _ = after(recipe(robust=None), tmp_path / "other")
