@@ -141,7 +141,8 @@ def test_a_device_that_sends_too_much_is_clipped_by_its_own_server(
         with Together(recipe, tmp_path / folder) as made:
             before = wire.dense(made.cloud[0]._server.broadcast())
             made.go_on()
-            return float(tree.norm(tree.sub(wire.dense(made.cloud[0]._server.broadcast()), before)))
+            after = [wire.dense(each._server.broadcast()) for each in made.cloud]
+            return max(float(tree.norm(tree.sub(model, before))) for model in after)
 
     def hostile(client: LocalClient, round_: int, model: str, broadcast: bytes) -> None:
         train(client, round_, model, broadcast)
