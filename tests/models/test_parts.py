@@ -79,7 +79,7 @@ def test_body_and_output_are_all_there_is_and_have_nothing_in_common() -> None:
 
 
 def test_next_tokens_have_no_personal_output_by_default() -> None:
-    """It has a row per token, of which a client with a few lines of text learns few; without norms there is no other."""
+    """It has a row per token, of which a client with a few lines learns few; without norms there is no other part."""
     text = default_model(CHARACTERS.shape)
     for options, part in ((text.options, "norm"), ({}, "output")):
         for method in ("fedalt", "fedsim"):
@@ -157,7 +157,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "mlp",
             "ouput",
-            r"'ouput' matches no parameter of this model; parts: adapter, auto, body, input, norms, output; param.*1\.w",
+            r"'ouput' matches no parameter of this model; parts: adapter, auto, body, input, norms, output; .*1\.weight",
         ),
         ("mlp", "norms", r"'norms' matches no parameter of this model \(it has no normalisation layers"),
         ("linear", "body", r"'body' matches no parameter of this model \(it is all output\)"),

@@ -101,12 +101,14 @@ def test_who_is_behind_the_better_baseline_is_said_with_what_to_do() -> None:
     sized = made("quped", **{"global": [0.8] * 4, "personal": [0.79, 0.68, 0.58, 0.87]}, train=[9, 40, 10, 12])
     poor = made("local", personal=[0.7, 0.6, 0.5, 0.8])
     assert behind([FEDAVG, sized, DITTO, poor]) == [
-        "quped: clients' own models are 2.0 ± 1.3 points below fedavg (global), and worse for 100% of clients, who have "
-        "11 training samples in the median; with data.validation=0.2 each client keeps its own model only where that is "
-        "shown to be better"
+        "quped: clients' own models are 2.0 ± 1.3 points below fedavg (global), and worse for 100% of clients, who "
+        "have 11 training samples in the median; with data.validation=0.2 each client keeps its own model only where "
+        "that is shown to be better"
     ]
     better = made("local", personal=[0.82, 0.72, 0.62, 0.92])
-    assert behind([better, sized, FEDAVG])[0].startswith("quped: clients' own models are 4.0 ± 1.3 points below local (")
+    assert behind([better, sized, FEDAVG])[0].startswith(
+        "quped: clients' own models are 4.0 ± 1.3 points below local ("
+    )
 
 
 def test_a_single_method_is_held_to_its_own_global_model_and_few_points_are_not_said() -> None:
@@ -120,7 +122,10 @@ def test_a_single_method_is_held_to_its_own_global_model_and_few_points_are_not_
 
 def test_chosen_models_that_are_not_behind_are_the_remedy() -> None:
     """Means: fedavg 75.0 %, its rival 73.0 %; chosen ones of 74.5 % are within a point, and of 73.5 % are not."""
-    for chosen, remedy in ((0.745, "the models chosen by validation data have 74.5 %: keep those"), (0.735, "take fedavg")):
+    for chosen, remedy in (
+        (0.745, "the models chosen by validation data have 74.5 %: keep those"),
+        (0.735, "take fedavg"),
+    ):
         run = made("quped", **{"global": [0.1] * 4, "personal": [0.79, 0.68, 0.58, 0.87]})
         row = {"method": "quped", "seed": 0, "model": "chosen", "clients": "seen", "split": "test", "accuracy": chosen}
         run[1].rows.append(row)

@@ -252,8 +252,9 @@ def test_a_workers_traceback_is_no_reason() -> None:
 
 def test_of_a_workers_message_of_several_lines_the_first_is_the_reason() -> None:
     """What torch says of a wrong shape; and what was raised while something else was handled comes last."""
-    head = "clients 1, 2: Traceback (most recent call last):\n  File x\nKeyError: 3\n\nDuring handling of the above "
-    text = f"{head}exception:\n\nTraceback (most recent call last):\n  File y\nRuntimeError: no such rows:\n\tsize\nsee z\n"
+    first = "Traceback (most recent call last):\n  File x\nKeyError: 3\n\nDuring handling of the above exception:\n\n"
+    last = "Traceback (most recent call last):\n  File y\nRuntimeError: no such rows:\n\tsize\nsee z\n"
+    text = f"clients 1, 2: {first}{last}"
     assert failure_of(WorkerFailed(text, 0), "").words == "failed: clients 1, 2: RuntimeError: no such rows:"
 
 

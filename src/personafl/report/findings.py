@@ -152,7 +152,7 @@ def _had(own: Scored) -> str:
 
 
 def _remedy(own: Scored, rival: Scored, shared: Scored | None, results: Sequence[Labelled]) -> str:
-    """Say what gives clients a model that is not behind: the choice where that is known to help, else another method."""
+    """Say what gives clients a model that is not behind: the choice where that helps, else another method."""
     split = main_split([row for _, result in results for row in result.rows])
     wanted = {"model": "chosen", "clients": "seen", "split": split}
     rows = [row for result in own.results.values() for row in result.rows if wanted.items() <= row.items()]
