@@ -157,7 +157,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "mlp",
             "ouput",
-            r"'ouput' matches no parameter of this model; parts: adapter, auto, body, input, norms, output; .*1\.weight",
+            r"'ouput' matches no parameter of this model; parts: adapter, auto, body, input, norms, output; .*1\.w",
         ),
         ("mlp", "norms", r"'norms' matches no parameter of this model \(it has no normalisation layers"),
         ("linear", "body", r"'body' matches no parameter of this model \(it is all output\)"),
