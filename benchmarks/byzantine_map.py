@@ -37,7 +37,6 @@ from torch.func import vmap
 
 from jobs import ran
 from personafl.algorithms import METHODS
-from personafl.algorithms.robust import made_robust
 from personafl.algorithms.training import Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, ClientRule, Problem, untrained_upload
@@ -59,6 +58,7 @@ from personafl.simulate.engine import Engine
 from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
+from personafl.uploads.robust import made_robust
 
 HONEST, BATCH, RATE, MOMENTUM, CLIP, NU, EVERY = 10, 25, 0.1, 0.9, 2.0, 0.1, 50
 RULE_NAMES = {"trimmed-mean": {}, "geometric-median": {"smoothing": RATE * NU, "steps": 3}}

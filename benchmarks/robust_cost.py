@@ -19,12 +19,12 @@ from torch import nn
 
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.robust import RobustServer
 from personafl.core.algorithm import Problem, ServerRule
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.shape import DataShape
 from personafl.robust.table import MIXES, RULES
+from personafl.uploads.robust import RobustServer
 
 COLUMNS = 1000
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from personafl.algorithms.uplink import LowRank, TopEntries, Whole
 from personafl.core.algorithm import Algorithm
 from personafl.data.config import DataConfig
 from personafl.errors import BadInput
@@ -34,6 +33,7 @@ from personafl.recipe.secure import SecureSection, check_secure
 from personafl.recipe.sweep import SweepSection, check_sweep
 from personafl.recipe.training import TrainingSection
 from personafl.recipe.values import digests_of, merged, nested, plain, put, read_toml, without_none
+from personafl.uploads.codecs import LowRank, TopEntries, Whole
 
 _WHOLE = ("name", "label", "seed", "data", "compare", "sweep", "deploy")  # keys that no one run can change
 

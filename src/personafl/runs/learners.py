@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from personafl.algorithms.uplink import compressed
 from personafl.core.algorithm import Algorithm
 from personafl.core.losses import Loss, Metric
 from personafl.data.federated import FederatedData
@@ -19,11 +18,16 @@ from personafl.runs.problems import Maker, make_problems
 from personafl.simulate.engine import Engine
 from personafl.simulate.hardware import keep_freed_memory, named_device, placed, set_arithmetic
 from personafl.simulate.trainer import Learners
+from personafl.uploads.codecs import Whole
 
 
 def make_method(recipe: Recipe, algorithm: Algorithm | None = None) -> Algorithm:
     """Return the method, with its uploads compressed; fail if it cannot do what the recipe's devices ask for."""
-    algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)
+    algorithm = algorithm or recipe.algorithm()
+    if not isinstance(recipe.uplink, Whole):
+        from personafl.uploads.uplink import compressed  # few devices have it
+
+        algorithm = compressed(algorithm, recipe.uplink)
     check_method(recipe.devices, algorithm)
     return algorithm
 

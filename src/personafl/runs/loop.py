@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from personafl.algorithms.private import Private
 from personafl.core import wire
 from personafl.runs.checkpoints import Run
 from personafl.runs.failing import attempt
@@ -27,6 +26,7 @@ from personafl.storage.failure import FAILURE_FILE
 from personafl.storage.files import atomic_write, write_json
 from personafl.storage.rundir import Checkpoint, RunDirectory
 from personafl.storage.seals import sealed
+from personafl.uploads.private import Private
 
 
 def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None) -> Result:

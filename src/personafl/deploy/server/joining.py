@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from personafl.algorithms.robust import CLIPPED, FAR, LEFT_OUT, Robust
 from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
@@ -12,6 +11,7 @@ from personafl.data.federated import Clients
 from personafl.deploy.server.history import Fates
 from personafl.deploy.server.updates import Updates
 from personafl.simulate.serverside import Roster, ServerSide
+from personafl.uploads.robust import CLIPPED, FAR, LEFT_OUT, Robust
 
 
 def joined(server: ServerSide, updates: Updates, taken: Mapping[int, str], likes: Sequence[Tree]) -> Reduced | None:

@@ -28,17 +28,17 @@ from personafl.core.algorithm import (
     Empty,
     Problem,
     Reduced,
-    ServerRule,
     mean_dtypes,
     own_fields,
     untrained_upload,
 )
 from personafl.core.tree import Params, Tree
-from personafl.errors import BadInput, Diverged
+from personafl.errors import Diverged
 from personafl.robust.clip import RunningMedian
 from personafl.robust.mixing import Clip
 from personafl.robust.rule import CHUNK, Mix, Rule, mixing, parts_of, reduced
 from personafl.robust.weighing import Mean, capped
+from personafl.uploads.around import AroundServer, refusal, sends_losses_alone, uses_mean_alone
 
 CLIPPED, LEFT_OUT, FAR = 1, 2, 3  # what became of an upload; 0: it was taken as it came; FAR: clipped to half or less
 _ROOM = 2**24  # numbers that are in float64 at a time, however many uploads there are
@@ -67,12 +67,10 @@ class Robust(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustServer(ServerRule):
+class RobustServer(AroundServer):
     """Server rule: another one's, which is given what a robust rule makes of the uploads."""
 
     averages: ClassVar[bool] = True  # what takes the place of the mean: late changes may be discounted, or dropped
-    needs_each: ClassVar[bool] = True
-    rule: ServerRule
     robust: Rule
     client: ClientRule
     before: tuple[Mix, ...] = ()
@@ -96,9 +94,9 @@ class RobustServer(ServerRule):
         like = wire.dense(untrained_upload(self.client, problem, down, state))
         return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device), like)
 
-    def broadcast(self, state: Robust) -> Tree:
-        """Send what the method sends."""
-        return self.rule.broadcast(state.own)
+    def own(self, state: Robust) -> Tree:
+        """Return the method's own state."""
+        return state.own
 
     def join(self, state: Robust, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:
         """Put uploads beside those that are there."""
@@ -136,7 +134,7 @@ class RobustServer(ServerRule):
         """Return what the last round's uploads met, and what the method tells."""
         clip, clipped, lost = state.seen.tolist()
         told = {"clip": clip, "clipped": clipped} if self.clip is not None else {}
-        return {**told, "left_out": lost, **self.rule.told(state.own)}
+        return {**told, "left_out": lost, **super().told(state)}
 
     def _lost(self, sent: "_Sent", round_: int) -> int:
         """Return how many uploads are not finite; fail if those are too many."""
@@ -244,12 +242,6 @@ def _named(upload: Any, stacked: bool = True) -> dict[str, Tensor]:
     return {name: leaf.unsqueeze(-1) if leaf.ndim == int(stacked) else leaf for name, leaf in named.items()}
 
 
-def may_be_robust(algorithm: Algorithm) -> bool:
-    """Say whether the mean of changes is all that a method's server uses of uploads."""
-    own = algorithm.server
-    return own.averages and not own.needs_each and type(own).weigh is ServerRule.weigh
-
-
 def made_robust(
     algorithm: Algorithm,
     *,
@@ -260,14 +252,10 @@ def made_robust(
     seed: int = 0,
 ) -> Algorithm:
     """Return the method with a server that takes uploads by a robust rule; as it is, if nothing is sent but losses."""
-    if algorithm.client.uploads._fields == ("loss",):
+    if sends_losses_alone(algorithm):
         return algorithm
-    own = algorithm.server
-    if not may_be_robust(algorithm):
-        raise BadInput(
-            f"robust: what {algorithm.name}'s clients send is more than changes whose mean is all that is used, and "
-            "another vector in its place is not what its clients believe; leave it out, or remove [robust]"
-        )
+    if not uses_mean_alone(algorithm):
+        raise refusal(algorithm, "robust", "another vector in its place is not what its clients believe")
     how: dict[str, Any] = {"before": before, "clip": clip, "most": most, "seed": seed}
-    server = RobustServer(rule=own, robust=rule, client=algorithm.client, **how)
+    server = RobustServer(rule=algorithm.server, robust=rule, client=algorithm.client, **how)
     return dataclasses.replace(algorithm, server=server)

@@ -2,7 +2,7 @@
 
 P. Kairouz, Z. Liu, T. Steinke, *The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
 Aggregation*, ICML 2021; `privacy.distributed` has the maths. Clients clip, round and add their share of the noise, and
-of what they send the server sees the sum alone (`algorithms.secure`):
+of what they send the server sees the sum alone (`uploads.secure`):
 
     sum:     S = C/R · Σ_i (round(R/C · clipped Δ_i) + N_Z(0, σ²))
     server:  as if S/n were the mean of the uploads, n those who are in the sum
@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.private import Private, PrivateServer
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Reduced, mean_dtypes
 from personafl.privacy.distributed import Lattice, client_key, in_clips, lattice_for, length_of, sent
+from personafl.uploads.private import Private, PrivateServer
 
 
 @dataclass(frozen=True, kw_only=True)
