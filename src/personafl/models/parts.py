@@ -3,6 +3,7 @@
 - `input`, `output`: the first and the last layer with parameters, in the order in which the module registers them;
 - `body`: everything but the output;
 - `norms`: all normalisation layers;
+- `auto`: what a module declares to be that, because its output suits personal parts badly; else the output;
 - `adapter`: all adapters, and the norms too where adapters have sites, in transformers (FedAlt/FedSim);
 - anything else: a glob (`head.*`) or a regular expression (`re:…`) for parameter names.
 
@@ -20,7 +21,7 @@ from personafl.errors import BadInput
 from personafl.models.adapters import Site, is_adapter
 
 _NORM = re.compile(r"Norm(\dd)?$")  # of a class: GroupNorm, BatchNorm2d, RMSNorm, and the user's own
-_PARTS = ("adapter", "body", "input", "norms", "output")
+_PARTS = ("adapter", "auto", "body", "input", "norms", "output")
 _MISSING = {
     "norms": "it has no normalisation layers with parameters",
     "adapter": "it has no adapters",
@@ -63,6 +64,8 @@ def needs_adapter(module: nn.Module, personal: str | Sequence[str]) -> bool:
 def _patterns(module: nn.Module, part: str) -> tuple[str, ...]:
     if part in (declared := _declared(module)):
         return tuple(declared[part])
+    if part == "auto":
+        return _patterns(module, "output")
     if part not in _PARTS:
         return (part,)
     if part == "body":
