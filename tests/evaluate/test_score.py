@@ -79,7 +79,7 @@ def test_shared_personal_and_a_plain_loop_agree(
     name: str, sizes: tuple[int, ...], few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if few:
-        monkeypatch.setattr(score, "_SAMPLES", 2)
+        monkeypatch.setattr(score, "PASS", 2)
     net, data = net_of(name), data_of(sizes, sequence=9 if name == "window" else 0)
     clients = np.arange(len(sizes))[::-1].copy()  # in the order asked for
     params = params_of(net, 1)
@@ -131,7 +131,7 @@ def test_similar_clients_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Clients that hardly differ stay in their order, in which their models need not be copied.
     """
-    monkeypatch.setattr(score, "_SAMPLES", 12)
+    monkeypatch.setattr(score, "PASS", 12)
     assert [group.tolist() for group in score._similar(np.array([3, 1, 2, 5, 4]), 8)] == [[0, 1, 2], [3, 4]]
     monkeypatch.setattr(score, "_PADDING", 1)
     groups = [group.tolist() for group in score._similar(np.array([0, 5, 2, 3, 0, 20, 4, 6]), 8)]

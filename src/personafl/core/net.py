@@ -52,6 +52,7 @@ class Net:
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
         self.unstackable: str | None = None  # what of it cannot be run for several clients at once, if that was found
+        self.head: str | None = None  # which of `core.heads` it has, if it was given one
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_one_at_a_time"}

@@ -29,7 +29,7 @@ from personafl.fast.table import enabled
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
-_SAMPLES = 8192  # per forward pass, over all stacked clients together
+PASS = 8192  # samples in a forward pass, of all stacked clients together
 _PADDING = 32  # rows of padding per client that take less time than a copy of its model
 
 
@@ -92,6 +92,13 @@ class Outcomes:
         metrics = {name: values[clients] for name, values in self.metrics.items()}
         return Outcomes(hits=self.hits[samples], losses=self.losses[samples], sizes=sizes, metrics=metrics)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Outcomes]) -> Outcomes:
+        """Return the outcomes of some clients and then those of others."""
+        hits, losses = (np.concatenate([getattr(part, name) for part in parts]) for name in ("hits", "losses"))
+        metrics = {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+        return cls(hits, losses, np.concatenate([part.sizes for part in parts]), metrics)
+
     def _sum(self, values: Values) -> Values:
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         return np.bincount(owner, values, minlength=len(self.sizes)).astype(np.float64)
@@ -106,7 +113,7 @@ def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragg
         stacked = {name: value.expand(len(clients), *value.shape) for name, value in params.items()}
         return _try_each(net, problem, stacked, data, rows, clients)
     trial, every = _Trial(net, problem), rows.of(clients)
-    return trial.outcomes(_alone(trial, params, data, every, _SAMPLES), data, every, sizes)
+    return trial.outcomes(_alone(trial, params, data, every, PASS), data, every, sizes)
 
 
 @enabled()
@@ -136,7 +143,7 @@ def _try_each(
         table = rows.flat[starts[members, None] + np.minimum(position, sizes[members, None] - 1)]  # padded: last row
         if len(members) == 1:
             params = {name: value[members[0]] for name, value in stacked.items()}
-            step = len(position) if net.batch_dependent else _SAMPLES
+            step = len(position) if net.batch_dependent else PASS
             values = _alone(trial, params, data, table[0], step)
         else:
             span = _span(members)
@@ -211,7 +218,7 @@ def _similar(sizes: Rows, most: int) -> Iterator[Rows]:
         end, largest = start + 1, sizes[order[start]]
         while end < len(order) and end - start < most:
             largest = max(largest, sizes[order[end]])
-            if (end + 1 - start) * largest > _SAMPLES:
+            if (end + 1 - start) * largest > PASS:
                 break
             end += 1
         yield order[start:end]
