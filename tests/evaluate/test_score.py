@@ -160,17 +160,25 @@ def test_what_clients_share_is_computed_for_all_at_once(name: str, monkeypatch: 
     np.testing.assert_allclose(scores.loss, plain(net, models, data, clients.tolist())[:, 1], rtol=1e-12)
 
 
+def test_a_pass_has_fewer_samples_of_those_that_are_large() -> None:
+    net = Net(lambda: nn.Linear(4, 3))
+    assert score._at_once(net) == score._SAMPLES
+    net.sample_bytes = score._MEMORY // 100
+    assert score._at_once(net) == 100
+    net.sample_bytes = 2 * score._MEMORY
+    assert score._at_once(net) == 1
+
+
 def test_similar_clients_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of at most so many samples with padding; a client that is larger than that is alone.
 
     Clients that hardly differ stay in their order, in which their models need not be copied.
     """
-    monkeypatch.setattr(score, "_SAMPLES", 12)
-    assert [group.tolist() for group in score._similar(np.array([3, 1, 2, 5, 4]), 8)] == [[0, 1, 2], [3, 4]]
+    assert [group.tolist() for group in score._similar(np.array([3, 1, 2, 5, 4]), 8, 12)] == [[0, 1, 2], [3, 4]]
     monkeypatch.setattr(score, "_PADDING", 1)
-    groups = [group.tolist() for group in score._similar(np.array([0, 5, 2, 3, 0, 20, 4, 6]), 8)]
+    groups = [group.tolist() for group in score._similar(np.array([0, 5, 2, 3, 0, 20, 4, 6]), 8, 12)]
     assert groups == [[2, 3, 6], [1, 7], [5]]
-    assert [len(group) for group in score._similar(np.array([1, 1, 1]), 1)] == [1, 1, 1]
+    assert [len(group) for group in score._similar(np.array([1, 1, 1]), 1, 12)] == [1, 1, 1]
 
 
 def test_gains_are_paired_sample_by_sample() -> None:

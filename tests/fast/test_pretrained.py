@@ -21,7 +21,7 @@ from personafl.core.optim import Sgd
 from personafl.core.seam import using
 from personafl.core.tasks import task_named
 from personafl.core.tree import Tree
-from personafl.simulate.engine import Engine, gather
+from personafl.simulate.engine import Engine, gather, largest_batch
 from personafl.simulate.trainer import bound
 
 pytest.importorskip("peft")
@@ -193,3 +193,17 @@ def test_a_stack_goes_through_the_base_as_one_batch(kind: Kind, path: Path) -> N
     for rows, columns in matrices:
         for copied in ((rows, columns), (columns, rows), (3, rows, columns), (3, columns, rows)):
             assert copied not in lengths, f"{copied} is as large as a weight of the base"
+
+
+def test_chunks_count_what_a_frozen_base_keeps(path: Path) -> None:
+    """A client's activations of a batch, as counted when the network was tried, are of the memory that it takes."""
+    net, _, data = adapted("llama", path)
+    problem = Problem(net, task_named(data.task).loss, data=data.shape)
+    assert net.constant
+    assert net.sample_bytes > 100 * net.parameters  # few are trained, and all of it has activations
+    copies, cpu = 8 * 4 * net.parameters, torch.device("cpu")
+    for batch in (1, 16):
+        one = copies + batch * net.sample_bytes
+        assert Engine.fitted(problem, "stacked", 20 * one, cpu, batch=batch).chunk == 20
+    assert largest_batch(data, {"a": Steps(epochs=1, batch=4), "b": Steps(steps=1, batch=None)}) == 6
+    assert largest_batch(data, {"a": Steps(epochs=1, batch=4)}) == 4

@@ -117,9 +117,10 @@ class Result(Found):
         clients: Sequence[str] | Literal["all"] | None = None,
         *,
         onnx: bool = False,
+        peft: bool = False,
     ) -> Exported:
         """Write the global model, and those of some or "all" clients, as files for devices; see `personafl.export`."""
-        return write_models(self.path, out, clients, self.given, onnx=onnx)
+        return write_models(self.path, out, clients, self.given, onnx=onnx, peft=peft)
 
     def history(self) -> pd.DataFrame:
         """Return a line per round: training loss, clients, bytes, seconds; and accuracies of models, where scored."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -52,6 +53,8 @@ class Net:
         self._one_at_a_time = threading.RLock()  # a call puts its values into the module
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
+        self.constant = len(self.shapes) < sum(1 for _ in self._module.parameters())  # whether some are frozen
+        self.sample_bytes = 0  # that a sample's pass keeps for its gradient, where it was probed
         self.unstackable: str | None = None  # what of it cannot be run for several clients at once, if that was found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,6 +121,22 @@ class Net:
         vars(new).update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
         return new
 
+    @contextmanager
+    def _counted(self, samples: int) -> Iterator[None]:
+        """Count what a pass with so many samples keeps: tensors, but for the network's own."""
+        own = {value.data_ptr() for value in self._module.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(value: Tensor) -> Tensor:
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            yield
+        self.sample_bytes = sum(kept.values()) // samples
+
     def _constants(self) -> list[nn.Parameter]:
         return [value for name, value in self._module.named_parameters() if name not in self.shapes]
 
@@ -136,7 +155,7 @@ class Net:
         before = draws()
         with users_code(f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}"):
             params = {name: value.detach().requires_grad_() for name, value in self.some_parameters(x).items()}
-            with torch.enable_grad():
+            with torch.enable_grad(), self._counted(len(x)):
                 output = self.apply(params, x, real, key)
             with torch.no_grad():  # last, for a module that keeps what it saw could not be copied with its graph
                 again = [self.apply(params, x, real, key) for _ in range(3)]

@@ -31,6 +31,7 @@ from personafl.fast.table import enabled
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
 _SAMPLES = 8192  # per forward pass, over all stacked clients together
+_MEMORY = 2**32  # bytes of what they would keep for gradients, of which a pass has a part at a time
 _PADDING = 32  # rows of padding per client that take less time than a copy of its model
 
 
@@ -114,7 +115,7 @@ def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragg
         stacked = {name: value.expand(len(clients), *value.shape) for name, value in params.items()}
         return _try_each(net, problem, stacked, data, rows, clients)
     trial, every = _Trial(net, problem), rows.of(clients)
-    return trial.outcomes(_alone(trial, params, data, every, _SAMPLES), data, every, sizes)
+    return trial.outcomes(_alone(trial, params, data, every, _at_once(net)), data, every, sizes)
 
 
 @enabled()
@@ -138,13 +139,14 @@ def _try_each(
     found: Values | None = None
     first = np.cumsum(sizes) - sizes  # where each client's outcomes begin
     alone = net.unstackable is not None or (kernels and device.type == "cpu")
-    for members in _similar(sizes, 1 if alone else len(clients)):
+    most = _at_once(net)
+    for members in _similar(sizes, 1 if alone else len(clients), most):
         position = np.arange(sizes[members].max())
         real = position < sizes[members, None]
         table = rows.flat[starts[members, None] + np.minimum(position, sizes[members, None] - 1)]  # padded: last row
         if len(members) == 1:
             params = {name: value[members[0]] for name, value in stacked.items()}
-            step = len(position) if net.batch_dependent else _SAMPLES
+            step = len(position) if net.batch_dependent else most
             values = _alone(trial, params, data, table[0], step)
         else:
             span = _span(members)
@@ -211,7 +213,12 @@ def _alone(trial: _Trial, params: Params, data: FederatedData, rows: Rows, step:
     return np.concatenate(parts, axis=1)
 
 
-def _similar(sizes: Rows, most: int) -> Iterator[Rows]:
+def _at_once(net: Net) -> int:
+    """Return how many samples one pass takes: fewer of those that are large in memory."""
+    return min(_SAMPLES, max(1, _MEMORY // max(1, net.sample_bytes)))
+
+
+def _similar(sizes: Rows, most: int, samples: int) -> Iterator[Rows]:
     """Cut clients with rows into groups that one pass can take, padded to the largest of each.
 
     Sorted by size, unless padding costs less than copying models out of order.
@@ -225,7 +232,7 @@ def _similar(sizes: Rows, most: int) -> Iterator[Rows]:
         end, largest = start + 1, sizes[order[start]]
         while end < len(order) and end - start < most:
             largest = max(largest, sizes[order[end]])
-            if (end + 1 - start) * largest > _SAMPLES:
+            if (end + 1 - start) * largest > samples:
                 break
             end += 1
         yield order[start:end]

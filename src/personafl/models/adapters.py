@@ -21,6 +21,7 @@ from personafl.core.split import listed
 from personafl.errors import BadInput
 
 AdapterKind = Literal["residual", "bottleneck", "lora"]
+_CONV1D = "transformers.pytorch_utils.Conv1D"
 NEAR_ZERO = 1e-3  # standard deviation of an adapter's last layer at the start
 
 
@@ -154,7 +155,7 @@ def default_adapter(module: nn.Module) -> AdapterKind:
 def is_linear(layer: nn.Module) -> bool:
     """Say whether LoRA fits a layer: a linear one of torch's, or GPT-2's, which `transformers` calls Conv1D."""
     # Exact types: a subclass's weight may be used past its forward(), as nn.MultiheadAttention does.
-    return type(layer) is nn.Linear or _is_conv1d(layer)
+    return type(layer) is nn.Linear or (is_conv1d(layer) and type(layer).__name__ == "Conv1D")
 
 
 def is_adapter(name: str) -> bool:
@@ -168,8 +169,9 @@ def _fits(layer: nn.Module, kind: str) -> bool:
     return type(layer) is Site if kind == "bottleneck" else is_linear(layer)
 
 
-def _is_conv1d(layer: nn.Module) -> bool:
-    return (type(layer).__module__, type(layer).__name__) == ("transformers.pytorch_utils", "Conv1D")
+def is_conv1d(layer: nn.Module) -> bool:
+    """Say whether a layer is `transformers`' Conv1D, a linear layer whose weight is [in, out]."""
+    return any(f"{kind.__module__}.{kind.__name__}" == _CONV1D for kind in type(layer).mro())
 
 
 def _targeted(module: nn.Module, places: dict[str, nn.Module], targets: Sequence[str]) -> list[str]:
@@ -203,7 +205,7 @@ def _adapt(layer: nn.Module, size: int, scale: float, like: Tensor) -> None:
     elif isinstance(layer, nn.Linear):
         adapter = LowRank(layer.in_features, layer.out_features, size, scale)
         layer.__class__ = AdaptedLinear
-    elif _is_conv1d(layer):
+    elif is_conv1d(layer):
         from personafl.models.conv1d import AdaptedConv1D  # here, for it needs transformers
 
         inputs, outputs = layer.get_parameter("weight").shape

@@ -1,6 +1,7 @@
 """The record of a network: how to build it, as recipes and model files say it ("" there: an object of the user's)."""
 
 from math import ceil, log2
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -9,7 +10,9 @@ from torch import nn
 from personafl.core.net import Buffers
 from personafl.core.shape import DataShape
 from personafl.data.federated import FederatedData
+from personafl.errors import BadInput
 from personafl.models.adapters import AdapterKind, with_adapters
+from personafl.models.peftfolder import put_in, told
 from personafl.models.pretrained import base_folder, fingerprint
 from personafl.options import Named, Positive
 
@@ -60,6 +63,8 @@ class SharedNetwork(Network):
     targets: tuple[str, ...] | None = None  # layers with an adapter; None: all that it fits, see docs/adapters.md
     frozen: str | tuple[str, ...] | None = None  # parts or patterns that are not trained, besides a pretrained model
 
+    adapter_from: str | None = None  # folder that peft wrote, whose adapters training starts from
+
     @field_validator("targets", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
@@ -67,15 +72,31 @@ class SharedNetwork(Network):
 
     @model_validator(mode="after")
     def _of_lora(self) -> Self:
-        given = [key for key in ("rank", "alpha", "targets") if getattr(self, key) is not None]
+        given = [key for key in ("rank", "alpha", "targets", "adapter_from") if getattr(self, key) is not None]
         if given and self.adapter != "lora":
             raise ValueError(f'{", ".join(given)} is of lora adapters; set model.adapter = "lora", or remove it')
         return self
 
+    def anchored(self) -> Self:
+        """Return it so that nothing else takes the place of what it names; with what `adapter_from` says of itself."""
+        record = super().anchored()
+        if self.adapter_from is None:
+            return record
+        known = told(self.adapter_from)
+        for key, value in known.items():
+            if getattr(self, key) not in (None, value):
+                raise BadInput(f"model.{key}: is {value} in {self.adapter_from}; remove it here, or set it to that")
+        return record.model_copy(update={**known, "adapter_from": str(Path(self.adapter_from).expanduser().resolve())})
+
     def adapted(self, module: nn.Module, kind: AdapterKind) -> nn.Module:
         """Return a copy of a module with adapters of a kind, as the record has them."""
+        if self.adapter_from is not None and self.rank is None:
+            return self.model_copy(update=told(self.adapter_from)).adapted(module, kind)
         size = self.adapter_size if self.rank is None else self.rank
-        return with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets)
+        made = with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets)
+        if self.adapter_from is not None:
+            put_in(made, self.adapter_from)
+        return made
 
     @property
     def whole(self) -> Network:

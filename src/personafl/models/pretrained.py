@@ -43,7 +43,6 @@ class Pretrained(nn.Module):
         sha256: str | None = None,
         base_dtype: Precision = "float32",
         pad_token: int | None = None,
-        checkpointing: bool = False,
     ) -> None:
         super().__init__()
         if task not in _AUTO:
@@ -57,6 +56,7 @@ class Pretrained(nn.Module):
             )
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
+        self.source = str(folder)
         self.classes, self.own_classes = classes, task == "classification"
         self.head = base.head  # names of parameters that are a classifier's own
         self.causal = task == "next-token" or any(getattr(m, "is_causal", False) for m in self.model.modules())
@@ -81,8 +81,6 @@ class Pretrained(nn.Module):
             if is_linear(layer) and name.startswith(inside) and f"{name}.weight" not in base.head
         )
         _check_size(self.model, folder, vocabulary, input_shape[0])
-        if checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, length] to scores [batch, length, classes] of the next, or [batch, classes]."""

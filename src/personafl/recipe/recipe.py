@@ -201,7 +201,7 @@ class Recipe(Strict):
         """
         if not self.pretrain.rounds:
             return None
-        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen"))
+        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen", "adapter_from"))
         return self.model_copy(
             update={
                 "rounds": self.pretrain.rounds,
