@@ -189,3 +189,14 @@ def test_what_is_wrong_with_a_tokenizer_in_one_line(tmp_path: Path) -> None:
     assert "makes no token of text 5; remove it" in error_of(whole, label="kind")
     (tmp_path / "whole" / "tokenizer.json").write_text("{")
     assert "tokenizer.json is damaged" in error_of(whole, label="kind")
+
+
+@pytest.mark.parametrize("number", [None, 2**31])
+def test_a_tokenizer_with_a_token_of_any_number_takes_no_room(tmp_path: Path, number: int | None) -> None:
+    folder = Path(word_tokenizer(tmp_path / "words"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"] = {} if number is None else {"a": number}
+    content["added_tokens"] = []
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"has no tokens, or one of the number|damaged"):
+        load_dataset(lines(tmp_path / "t.jsonl"), Reading(**TEXT, tokenizer=str(folder)))
