@@ -200,3 +200,11 @@ def test_a_tokenizer_with_a_token_of_any_number_takes_no_room(tmp_path: Path, nu
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"has no tokens, or one of the number|damaged"):
         load_dataset(lines(tmp_path / "t.jsonl"), Reading(**TEXT, tokenizer=str(folder)))
+
+
+def test_texts_of_nobody_are_dealt_alike(tmp_path: Path) -> None:
+    """Where nobody says how, and there is neither a user nor a label: at random, equally many blocks to each."""
+    rows = [{"text": "a b c d"}] * 120  # five tokens each with the end: 600, in 200 blocks of 3
+    config = DataConfig(text="text", length=3, tokenizer=word_tokenizer(tmp_path / "words"))
+    data = federate(load_dataset(lines(tmp_path / "t.jsonl", rows), config.reading()), config, 0)
+    assert (data.train.sizes + data.test.sizes).tolist() == [4] * 50
