@@ -138,6 +138,12 @@ def test_the_tokenizer_is_that_of_the_model(tmp_path: Path) -> None:
         ([*ROWS, {"author": "eve"}], {}, r"column 'text': row 5 has no text, but float nan; correct or remove it"),
         ([*ROWS, {"author": "eve", "text": 7}], {}, r"column 'text': row 5 has no text, but int 7"),
         ([*ROWS, {"text": "a"}], {}, r"column 'author': 1 of 5 values are missing"),
+        (
+            [{"author": "eve", "text": "a \ud83d"}],
+            {},
+            r"object 1: text 2 has half a character, .ud83d; correct or remove it",
+        ),
+        ([*ROWS, {"author": "eve", "text": "a \ud83d"}], {"tokenizer": None}, r"object 5: text 2 has half a character"),
         (["a", *ROWS], {}, r"line 1 is a str, not an object"),
         ([], {}, r"t.jsonl: holds no lines"),
         (ROWS, {"tokenizer": None, "prompt": "kind"}, r"data.prompt needs the tokenizer of a model"),

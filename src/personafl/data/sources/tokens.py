@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.data.sources.text import check_unicode
 from personafl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Tokens:
         return self._numbers(texts, special=False)
 
     def _numbers(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        check_unicode(self.where, texts)
         found: list[list[int]] = []
         for start in range(0, len(texts), _BATCH):  # what it knows of a token besides its number takes room
             part = self.tokenizer.encode_batch(list(texts[start : start + _BATCH]), add_special_tokens=special)
