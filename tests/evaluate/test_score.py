@@ -113,7 +113,7 @@ def test_shared_personal_and_a_plain_loop_agree(
     name: str, sizes: tuple[int, ...], few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if few:
-        monkeypatch.setattr(score, "_SAMPLES", 2)
+        monkeypatch.setattr(score, "PASS", 2)
     net, data = net_of(name), data_of(sizes, sequence=9 if name == "window" else 0)
     clients = np.arange(len(sizes))[::-1].copy()  # in the order asked for
     params = params_of(net, 1)
@@ -162,7 +162,7 @@ def test_what_clients_share_is_computed_for_all_at_once(name: str, monkeypatch: 
 
 def test_a_pass_has_fewer_samples_of_those_that_are_large() -> None:
     net = Net(lambda: nn.Linear(4, 3))
-    assert score._at_once(net) == score._SAMPLES
+    assert score._at_once(net) == score.PASS
     net.sample_bytes = score._MEMORY // 100
     assert score._at_once(net) == 100
     net.sample_bytes = 2 * score._MEMORY

@@ -210,12 +210,19 @@ class Comparison:
     def __str__(self) -> str:
         from personafl.api.shown import table_text
 
-        return table_text(self.rows, [*map(str, self.failures), f"run directory: {self.path}"])
+        return table_text(self.rows, [*self._notes(), f"run directory: {self.path}"])
 
     def _repr_html_(self) -> str:
         from personafl.api.shown import table_html
 
-        return table_html(self.path, self.rows, list(map(str, self.failures)))
+        return table_html(self.path, self.rows, self._notes())
+
+    def _notes(self) -> list[str]:
+        """Return which runs failed, and whose personal models are behind."""
+        from personafl.report.findings import behind
+
+        found = [(result.rows[0]["method"], result) for result in self.results if result.rows]
+        return [*map(str, self.failures), *(f"warning: {line}" for line in behind(found))]
 
 
 def joined(results: Sequence[Found]) -> pd.DataFrame:

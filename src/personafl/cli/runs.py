@@ -227,11 +227,12 @@ def _report(
     from personafl import api
     from personafl.cli.tables import detail_tables, result_tables
     from personafl.recipe.compare import read_tuned
-    from personafl.report.findings import sentence
+    from personafl.report.findings import behind, sentence
     from personafl.storage.rundir import PAGE_FILE
 
     rows = [row for result in results for row in result.rows]
-    shown = sentence([(result.rows[0]["method"], result) for result in results if result.rows])
+    labelled = [(result.rows[0]["method"], result) for result in results if result.rows]
+    shown, worse = sentence(labelled), behind(labelled)
     several = len({row["seed"] for row in rows} | {run.seed for run in failed}) > 1
     told = [(f"{run.method} seed {run.seed}" if several else run.method, run.failure.words) for run in failed]
     tables = detail_tables(rows) if details else result_tables(rows, out.width, told, shown)
@@ -241,15 +242,15 @@ def _report(
     ]
     chosen, warnings = read_tuned(path), api.warnings_of(path)
     also = {"tuned": {label: settings.model_dump() for label, settings in chosen.items()}} if chosen else {}
-    found = {"run": str(path), "rows": rows, "failures": failures, "warnings": warnings, "found": shown, **also}
-    print_found(found, tables, as_json)
+    found = {"run": str(path), "rows": rows, "failures": failures, "warnings": [*warnings, *worse], "found": shown}
+    print_found(found | also, tables, as_json)
     if as_json:
         return
     for label, settings in chosen.items():
         say(f"tuned {label}: {settings.words}")
     for line in api.notes_of(path):
         say(line)
-    for line in [] if warned else warnings:
+    for line in [*([] if warned else warnings), *worse]:
         note(f"warning: {line}")
     say(f"run directory: {path}")
     if (path / PAGE_FILE).exists():

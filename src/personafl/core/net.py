@@ -56,6 +56,7 @@ class Net:
         self.constant = len(self.shapes) < sum(1 for _ in self._module.parameters())  # whether some are frozen
         self.sample_bytes = 0  # that a sample's pass keeps for its gradient, where it was probed
         self.unstackable: str | None = None  # what of it cannot be run for several clients at once, if that was found
+        self.head: str | None = None  # which of `core.heads` it has, if it was given one
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_one_at_a_time"}

@@ -30,7 +30,7 @@ from personafl.fast.table import enabled
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
-_SAMPLES = 8192  # per forward pass, over all stacked clients together
+PASS = 8192  # samples in a forward pass, of all stacked clients together
 _MEMORY = 2**32  # bytes of what they would keep for gradients, of which a pass has a part at a time
 _PADDING = 32  # rows of padding per client that take less time than a copy of its model
 
@@ -100,6 +100,15 @@ class Outcomes:
         metrics = {name: values[clients] for name, values in self.metrics.items()}
         tokens = None if self.tokens is None else self.tokens[samples]
         return Outcomes(self.hits[samples], self.losses[samples], sizes, metrics, tokens)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Outcomes]) -> Outcomes:
+        """Return the outcomes of some clients and then those of others."""
+        hits, losses = (np.concatenate([getattr(part, name) for part in parts]) for name in ("hits", "losses"))
+        metrics = {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+        counted = [part.tokens for part in parts if part.tokens is not None]
+        tokens = np.concatenate(counted) if counted else None
+        return cls(hits, losses, np.concatenate([part.sizes for part in parts]), metrics, tokens)
 
     def _sum(self, values: Values) -> Values:
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -215,7 +224,7 @@ def _alone(trial: _Trial, params: Params, data: FederatedData, rows: Rows, step:
 
 def _at_once(net: Net) -> int:
     """Return how many samples one pass takes: fewer of those that are large in memory."""
-    return min(_SAMPLES, max(1, _MEMORY // max(1, net.sample_bytes)))
+    return min(PASS, max(1, _MEMORY // max(1, net.sample_bytes)))
 
 
 def _similar(sizes: Rows, most: int, samples: int) -> Iterator[Rows]:

@@ -55,6 +55,7 @@ def facts_of(
         "run": run,
         "method": origin.method,
         "network": network_text(_network(origin, client)),
+        "head": net.head,
         "dtype": str(dtype).removeprefix("torch."),
         "task": shape.task,
         "input_shape": json.dumps(shape.input_shape),
@@ -80,11 +81,11 @@ def facts_of(
 
 def _network(origin: Origin, client: int | None) -> Network:
     who = origin.learners
-    if client is None or origin.net(client) is origin.net(None):
+    if client is None or (own := origin.net(client)) is origin.net(None) or own.head is not None:
         return origin.network
-    own = origin.recipe.devices[int(who.problem_of[client])].model
-    assert own is not None
-    return own.resolved(who.data)
+    record = origin.recipe.devices[int(who.problem_of[client])].model
+    assert record is not None
+    return record.resolved(who.data)
 
 
 _NAMES = {

@@ -3,6 +3,7 @@
 - `input`, `output`: the first and the last layer with parameters, in the order in which the module registers them;
 - `body`: everything but the output;
 - `norms`: all normalisation layers;
+- `auto`: what a module declares to be that, because its output suits personal parts badly; else the output;
 - `adapter`: all adapters, and the norms too where adapters have sites, in transformers (FedAlt/FedSim);
 - `lora`, `lora_A`, `lora_B`: of the adapters B(Ax) both matrices, or one of them (FedSA-LoRA, FFA-LoRA);
 - `base`: everything but adapters and the output;
@@ -27,7 +28,7 @@ _LORA = {
     "lora_A": (r"re:(.*\.)?adapter\.a\.weight",),
     "lora_B": (r"re:(.*\.)?adapter\.b\.weight",),
 }
-_PARTS = ("adapter", "base", "body", "input", *_LORA, "norms", "output")
+_PARTS = ("adapter", "auto", "base", "body", "input", *_LORA, "norms", "output")
 _MISSING = {
     "norms": "it has no normalisation layers with parameters",
     "adapter": "it has no adapters",
@@ -77,6 +78,8 @@ def needed_adapter(module: nn.Module, personal: str | Sequence[str]) -> AdapterK
 def _patterns(module: nn.Module, part: str) -> tuple[str, ...]:
     if part in (declared := _declared(module)):
         return tuple(declared[part])
+    if part == "auto":
+        return _patterns(module, "output")
     if part not in _PARTS:
         return (part,)
     if part in _LORA:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from personafl.core.algorithm import Algorithm, Problem
+from personafl.core.heads import with_head
 from personafl.core.losses import Loss, Metric
 from personafl.core.net import Net
 from personafl.core.split import Split
@@ -44,9 +45,11 @@ def make_problems(
 
         check_functions(loss, metrics or {}, net, data)
         loss = loss or weighted(weights, data, task.loss, device, dtype)
+    net = net.to(device, dtype)
     shared = Problem(
-        net.to(device, dtype),
+        net,
         loss or task.loss,
+        local_net=None if algorithm.head is None else with_head(net, split, algorithm.head),
         split=split,
         correct=task.correct,
         divergence=task.divergence,
@@ -60,10 +63,10 @@ def make_problems(
         made.append((recipe.model.whole.resolved(data), net))
     problems = []
     for index, profile in enumerate(recipe.devices):
-        own = None
+        local = shared.local_net
         if profile.model is not None:
             own = _own_net(made, profile.model.resolved(data), data, f"devices[{index}]").to(device, dtype)
-        local = None if own is net else own
+            local = None if own is net else own
         problems.append(dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty))
     return tuple(problems)
 

@@ -20,13 +20,13 @@ ON_DEVICES = RobustSection(clip=RunningMedian(times=1.0, rounds=3), most=0.2)
 
 
 def section_of(recipe: Recipe, algorithm: Algorithm) -> RobustSection | None:
-    """Return what a recipe has for uploads, also where it does not say: a server of real devices clips them.
+    """Return what a recipe has for uploads, also where it does not say: servers of real devices clip them.
 
-    It is the same whoever runs the recipe, so that the simulator has the numbers of its servers. None: the plain mean.
+    It is the same whoever runs the recipe, so that the simulator has the numbers of these. None: the plain mean.
     """
     if recipe.robust is not None:
         return None if recipe.robust == RobustSection() else recipe.robust
-    alone = all(part is None for part in (recipe.secure, recipe.privacy, recipe.buffer, recipe.cloud))
+    alone = all(part is None for part in (recipe.secure, recipe.privacy, recipe.buffer))
     return ON_DEVICES if recipe.deploy is not None and alone and uses_mean_alone(algorithm) else None
 
 

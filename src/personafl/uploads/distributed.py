@@ -47,16 +47,14 @@ class SharedNoiseServer(PrivateServer):
     def _join_from(
         self, state: Private, joined: Reduced | None, stacked: Any, clients: NDArray[Any], round_: int
     ) -> Reduced:
-        clip, total, dtypes = float(state.clip), None, mean_dtypes(stacked)
+        clip, first = float(state.clip), tree.map(lambda leaf: leaf[0], stacked)
+        lattice, total = self.lattice(first), torch.zeros((), dtype=torch.int64)
         for row, number in enumerate(clients.tolist()):
             upload = tree.map(lambda leaf, row=row: leaf[row], stacked)
-            lattice = self.lattice(upload)
-            whole = sent(upload, clip, lattice, client_key(self.key, number), round_)
-            part = in_clips(whole, upload, upload.loss.to(torch.float64), lattice)
-            total = part if total is None else tree.add(total, part)
-        device = stacked.loss.device
-        counted = torch.tensor(float(len(clients)), dtype=torch.float64, device=device), len(clients)
-        made = Reduced(total, *counted, dtypes)
+            total = total + sent(upload, clip, lattice, client_key(self.key, number), round_)
+        losses = stacked.loss.to(torch.float64).sum()
+        counted = torch.tensor(float(len(clients)), dtype=torch.float64, device=losses.device), len(clients)
+        made = Reduced(in_clips(total, first, losses, lattice), *counted, mean_dtypes(stacked))
         return made if joined is None else joined.plus(made)
 
     def join(self, state: Private, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:

@@ -212,7 +212,7 @@ class PrivateServer(AroundServer):
         if self.bound:
             return {name: self._drawn(f"{site}/{name}", leaf, scale) for name, leaf in named.items()}
         device, sizes = next(iter(named.values())).device, [leaf.numel() for leaf in named.values()]
-        parts = (gaussians_on(device, self.key, site, sum(sizes)) * _there(scale, device)).split_with_sizes(sizes)
+        parts = gaussians_on(device, self.key, site, sum(sizes)).mul_(_there(scale, device)).split_with_sizes(sizes)
         return {name: part.reshape(leaf.shape) for (name, leaf), part in zip(named.items(), parts, strict=True)}
 
     def _drawn(self, site: str, leaf: Tensor, scale: Tensor) -> Tensor:

@@ -112,23 +112,33 @@ class RobustServer(AroundServer):
 
     def update(self, state: Robust, uploads: Reduced, round_: int) -> Robust:
         """Give the method what the rule makes of the uploads."""
+        return self.given(*self.handed(state, uploads, round_), round_)
+
+    def given(self, state: Robust, made: Reduced, round_: int) -> Robust:
+        """Give the method what rules made of uploads: here, or at several servers with one model."""
+        return state._replace(own=self.rule.update(state.own, made, round_))
+
+    def handed(self, state: Robust, uploads: Reduced, round_: int) -> tuple[Robust, Reduced]:
+        """Return what the rule makes of the uploads, as if each of them were that; the method's own state stays."""
         have: Any = uploads.total
         sent = _Sent.of(have.parts, None if isinstance(state.centre, Empty) else state.centre)
         lost = self._lost(sent, round_)
         clip, medians = self._clip(state, sent)
+        weights = self._weights(torch.cat(have.weights), sent)
         if isinstance(self.robust, Mean) and not self.before:  # each by itself: nothing compares uploads
-            mixed: Tensor | None = self._shares(torch.cat(have.weights), sent, clip)
+            mixed: Tensor | None = self._shares(weights, sent, clip)
             rule: Rule = Rule()
         else:
             rule, before = self._holding(lost, clip)
             mixed = mixing(rule, sent.columns, sent.clients, before, int(rng.mix(self.seed, "buckets", round_)))
         found = sent.shaped(have.parts[0], torch.cat(list(reduced(rule, sent.columns, mixed))))
-        total = tree.map(lambda leaf: leaf * uploads.weight, found)._replace(loss=have.loss)
-        given = Reduced(total, uploads.weight, uploads.clients, uploads.dtypes.parts[0])
+        weight = weights.sum().to(uploads.weight.device)  # of what is left, after a cap: a claim is not handed on
+        total = tree.map(lambda leaf: leaf * weight, found)._replace(loss=have.loss / uploads.weight * weight)
+        made = Reduced(total, weight, uploads.clients, uploads.dtypes.parts[0])
         centre = found if self.robust.from_centre else state.centre
         share = 0.0 if clip is None else float((sent.norms > clip).to(torch.float64).mean())
         seen = torch.tensor([clip or 0.0, share, lost], dtype=torch.float64)
-        return Robust(self.rule.update(state.own, given, round_), medians, centre, seen, sent.fates(clip, mixed))
+        return Robust(state.own, medians, centre, seen, sent.fates(clip, mixed)), made
 
     def told(self, state: Robust) -> dict[str, float]:
         """Return what the last round's uploads met, and what the method tells."""
@@ -153,11 +163,13 @@ class RobustServer(AroundServer):
             return self.clip.moved(state.medians, sent.norms)
         return self.clip, state.medians
 
+    def _weights(self, weights: Tensor, sent: "_Sent") -> Tensor:
+        """Return what each upload that is finite counts, [clients]."""
+        weights = weights[sent.finite.to(weights.device)].cpu()
+        return weights if self.most is None else capped(weights, self.most)
+
     def _shares(self, weights: Tensor, sent: "_Sent", clip: float | None) -> Tensor:
         """Return how much there is of each upload in the weighted mean, [1, clients]."""
-        weights = weights[sent.finite.to(weights.device)].cpu()
-        if self.most is not None:
-            weights = capped(weights, self.most)
         shares = weights / weights.sum()
         if clip:  # a median of 0: nobody moved, and there is nothing to clip to
             shares = torch.where(sent.norms > clip, shares * (clip / sent.norms), shares)
@@ -240,6 +252,16 @@ def _named(upload: Any, stacked: bool = True) -> dict[str, Tensor]:
     """Return the leaves of uploads but for the loss, with an axis of entries."""
     named = {name: leaf for name, leaf in tree.flatten(upload).items() if name != "loss"}
     return {name: leaf.unsqueeze(-1) if leaf.ndim == int(stacked) else leaf for name, leaf in named.items()}
+
+
+def model_of(state: Any) -> Tree:
+    """Return what of a server's state is one for all servers that have one model."""
+    return state.own if isinstance(state, Robust) else state
+
+
+def with_model(state: Any, model: Tree) -> Tree:
+    """Return a server's state with another one."""
+    return state._replace(own=model) if isinstance(state, Robust) else model
 
 
 def made_robust(
