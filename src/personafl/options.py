@@ -142,7 +142,7 @@ def reason(error: BaseException) -> str:
 
 
 def describe(build: Callable[..., Any]) -> str:
-    """Return the keyword-only options of `build` with their defaults, if they have any, as a recipe would write them."""
+    """Return the keyword-only options of `build`, with the defaults that there are, as a recipe would write them."""
     bare = (None, inspect.Parameter.empty)
     return ", ".join(p.name if p.default in bare else f"{p.name}={_toml(p.default)}" for p in _options(build))
 
