@@ -157,7 +157,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "mlp",
             "ouput",
-            r"'ouput' matches no parameter of this model; parts: adapter, auto, body, input, norms, output; .*1\.w",
+            r"parts: adapter, auto, base, body, input, lora, lora_A, lora_B, norms, output; parameters: .*1\.weight",
         ),
         ("mlp", "norms", r"'norms' matches no parameter of this model \(it has no normalisation layers"),
         ("linear", "body", r"'body' matches no parameter of this model \(it is all output\)"),
@@ -168,7 +168,11 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         ("mlp", "*", r"'\*' makes every parameter personal; parts: "),
         ("mlp", ["input", "output"], "'input' and 'output' makes every parameter personal"),
         ("linear", "output", "makes every parameter personal"),
-        ("additive", "persnal", "parts: adapter, auto, body, input, norms, output, personal; "),
+        (
+            "additive",
+            "persnal",
+            "parts: adapter, auto, base, body, input, lora, lora_A, lora_B, norms, output, personal; ",
+        ),
         ("resnet18", "head", r"stem\.weight, .*, …, .*output\.bias \(\d+ in all\)"),
     ],
 )

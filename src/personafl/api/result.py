@@ -15,7 +15,7 @@ from personafl.api.calls import path_of
 from personafl.api.directories import FailedRun, failed_in, recipe_of, runs_of, write_own_page
 from personafl.api.progress import Callback, told
 from personafl.errors import BadInput
-from personafl.exports.client import Kind, client_network, predicted
+from personafl.exports.client import Kind, client_network, generated, predicted
 from personafl.exports.export import Exported, write_models
 from personafl.exports.finished import Finished
 from personafl.report.table import last_models
@@ -61,6 +61,23 @@ class Result(Found):
         """
         return predicted(self._finished, str(client), x, kind, probabilities)
 
+    def generate(
+        self,
+        client: str,
+        prompt: str,
+        *,
+        kind: Kind | None = None,
+        tokens: int = 100,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> str:
+        """Return how a client's language model continues a prompt, by at most so many tokens.
+
+        Each token is the most probable one, or with a temperature T drawn from softmax(scores / T), by the seed.
+        """
+        options = {"most": tokens, "temperature": temperature, "seed": seed}
+        return generated(self._finished, str(client), prompt, kind, **options)
+
     def extend(
         self,
         rounds: int,
@@ -100,9 +117,10 @@ class Result(Found):
         clients: Sequence[str] | Literal["all"] | None = None,
         *,
         onnx: bool = False,
+        peft: bool = False,
     ) -> Exported:
         """Write the global model, and those of some or "all" clients, as files for devices; see `personafl.export`."""
-        return write_models(self.path, out, clients, self.given, onnx=onnx)
+        return write_models(self.path, out, clients, self.given, onnx=onnx, peft=peft)
 
     def history(self) -> pd.DataFrame:
         """Return a line per round: training loss, clients, bytes, seconds; and accuracies of models, where scored."""

@@ -20,6 +20,7 @@ from personafl.cli.options import (
     PartitionText,
     Quiet,
     Rounds,
+    TextColumn,
     User,
     Words,
     listed,
@@ -53,6 +54,7 @@ def run(
     method: Annotated[str | None, typer.Option(metavar="NAME", help="A name (see methods).")] = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     model: Model = None,
@@ -71,7 +73,7 @@ def run(
     from personafl.cli.display import displayed
     from personafl.storage.rundir import claim_name
 
-    also = {"method.name": method, "seed": seed, "start": start, "tracking": listed(track)}
+    also = {"method.name": method, "data.text": text, "seed": seed, "start": start, "tracking": listed(track)}
     recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     with _trained_by(engine, address):
@@ -91,6 +93,7 @@ def compare(
     ] = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     model: Model = None,
@@ -116,7 +119,7 @@ def compare(
     from personafl.storage.rundir import claim_name
 
     lists = {"compare.methods": listed(methods), "compare.seeds": listed(seeds), "tracking": listed(track)}
-    also = {**lists, "compare.tune": tune, "start": start}
+    also = {**lists, "data.text": text, "compare.tune": tune, "start": start}
     recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     with _trained_by(engine, address):

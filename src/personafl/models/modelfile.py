@@ -44,6 +44,11 @@ def network_text(network: Network) -> str:
     """Return the record of a network as a model file has it, with the model's own options apart."""
     parts = {"personal": None, "adapter": None, "adapter_size": 1}
     parts |= network.model_dump(mode="json", include=set(parts))
+    known = {"rank", "alpha", "targets", "frozen"}
+    if getattr(network, "frozen", None):  # else all that came from there is trained, and in the file
+        known.add("adapter_from")
+    lora = network.model_dump(mode="json", include=known, exclude_none=True)
+    parts |= lora if isinstance(network, SharedNetwork) else {}
     values = {"name": network.name or None, "options": network.options, "buffers": network.buffers, **parts}
     return to_json(values).decode()
 

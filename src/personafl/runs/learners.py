@@ -15,7 +15,7 @@ from personafl.recipe.engine import EngineSection
 from personafl.recipe.recipe import Recipe
 from personafl.runs.abilities import check_method
 from personafl.runs.problems import Maker, make_problems
-from personafl.simulate.engine import Engine
+from personafl.simulate.engine import Engine, largest_batch
 from personafl.simulate.hardware import keep_freed_memory, named_device, placed, set_arithmetic
 from personafl.simulate.trainer import Learners
 from personafl.uploads.codecs import Whole
@@ -59,5 +59,6 @@ def make_learners(
     data = placed(data, device, dtype, recipe.engine.data_mb)
     problems = make_problems(recipe, algorithm, data, model, make, device, dtype, loss, metrics)
     memory, low = recipe.engine.memory_mb * 2**20, recipe.engine.dtype == "bfloat16"
-    engines = tuple(Engine.fitted(each, recipe.engine.strategy, memory, device, bfloat16=low) for each in problems)
+    batch, strategy = largest_batch(data, algorithm.client.phases), recipe.engine.strategy
+    engines = tuple(Engine.fitted(each, strategy, memory, device, batch=batch, bfloat16=low) for each in problems)
     return Learners(algorithm.client, data, problems, kinds, engines, recipe.seed, dtype)
