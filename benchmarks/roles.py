@@ -2,7 +2,9 @@
 
     python benchmarks/roles.py pretrain PATH/shakespeare_roles.npz --out DIR   # DIR/model and DIR/roles.jsonl
     personafl compare recipes/roles.toml --dataset DIR/roles.jsonl model.source=DIR/model --out DIR/runs
-    python -P benchmarks/roles.py table DIR  # -P: pandas would take bottleneck.py for a package
+    python -P benchmarks/roles.py table DIR/model DIR/runs
+
+(-P, or pandas takes bottleneck.py beside it for a package of that name.)
 
 Every third play is kept out of the pre-training, and its longer roles are the clients. The model has GPT-2's
 architecture and is saved as a Hugging Face folder, with a byte-level BPE tokenizer of the same plays.
@@ -89,33 +91,33 @@ def pretrain(args: argparse.Namespace) -> None:
     model.save_pretrained(args.out / "model")
 
 
-def untouched(folder: Path, recipe: personafl.Recipe) -> dict[str, float]:
+def untouched(model: Path, recipe: personafl.Recipe) -> dict[str, float]:
     """Return each role's perplexity by the model as it is, computed by transformers and torch alone."""
     from transformers import AutoModelForCausalLM
 
     data = personafl.describe_data(recipe).data
-    model = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    network = AutoModelForCausalLM.from_pretrained(model).eval()
     found = {}
     for client, name in enumerate(data.client_names):
         x, y = data.samples(data.test[client])
         with torch.no_grad():
-            scores = model(input_ids=x, attention_mask=torch.ones_like(x)).logits.double()
+            scores = network(input_ids=x, attention_mask=torch.ones_like(x)).logits.double()
         found[name] = float(functional.cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=-1).exp())
     return found
 
 
 def table(args: argparse.Namespace) -> None:
     """Print what each variant gives the roles: perplexity, who is hurt, and bytes; mean ± std over seeds."""
-    runs = personafl.load(args.folder / "runs")
-    recipes = {run.rows[0]["seed"]: personafl.Recipe.read(run.path / "recipe.toml") for run in runs.results}
-    base = {seed: untouched(args.folder, recipe) for seed, recipe in recipes.items()}
+    runs = [run for path in args.runs for run in personafl.load(path).results]
+    recipes = {run.rows[0]["seed"]: personafl.Recipe.read(run.path / "recipe.toml") for run in runs}
+    base = {seed: untouched(args.model, recipe) for seed, recipe in recipes.items()}
     print("| variant | mean | worst 10% | % hurt | kB up, a client and round |")
     print("|---|---|---|---|---|")
     start = [np.array([*values.values()]) for values in base.values()]
     print(line("none", [(values.mean(), worst(values), 0.0, 0.0) for values in start]))
-    for label in dict.fromkeys(row["method"] for row in runs.rows):
+    for label in dict.fromkeys(run.rows[0]["method"] for run in runs):
         found = []
-        for run in runs.results:
+        for run in runs:
             if (row := run.rows[0])["method"] != label:
                 continue
             clients = run.to_pandas()
@@ -153,7 +155,8 @@ def main() -> None:
     first.add_argument("--lr", type=float, default=2e-3)
     first.set_defaults(call=pretrain)
     second = commands.add_parser("table")
-    second.add_argument("folder", type=Path)
+    second.add_argument("model", type=Path)
+    second.add_argument("runs", type=Path, nargs="+")
     second.set_defaults(call=table)
     args = parser.parse_args()
     args.call(args)

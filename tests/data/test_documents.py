@@ -138,6 +138,12 @@ def test_the_tokenizer_is_that_of_the_model(tmp_path: Path) -> None:
         ([*ROWS, {"author": "eve"}], {}, r"column 'text': row 5 has no text, but float nan; correct or remove it"),
         ([*ROWS, {"author": "eve", "text": 7}], {}, r"column 'text': row 5 has no text, but int 7"),
         ([*ROWS, {"text": "a"}], {}, r"column 'author': 1 of 5 values are missing"),
+        (
+            [{"author": "eve", "text": "a \ud83d"}],
+            {},
+            r"object 1: text 2 has half a character, .ud83d; correct or remove it",
+        ),
+        ([*ROWS, {"author": "eve", "text": "a \ud83d"}], {"tokenizer": None}, r"object 5: text 2 has half a character"),
         (["a", *ROWS], {}, r"line 1 is a str, not an object"),
         ([], {}, r"t.jsonl: holds no lines"),
         (ROWS, {"tokenizer": None, "prompt": "kind"}, r"data.prompt needs the tokenizer of a model"),
@@ -189,3 +195,22 @@ def test_what_is_wrong_with_a_tokenizer_in_one_line(tmp_path: Path) -> None:
     assert "makes no token of text 5; remove it" in error_of(whole, label="kind")
     (tmp_path / "whole" / "tokenizer.json").write_text("{")
     assert "tokenizer.json is damaged" in error_of(whole, label="kind")
+
+
+@pytest.mark.parametrize("number", [None, 2**31])
+def test_a_tokenizer_with_a_token_of_any_number_takes_no_room(tmp_path: Path, number: int | None) -> None:
+    folder = Path(word_tokenizer(tmp_path / "words"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"] = {} if number is None else {"a": number}
+    content["added_tokens"] = []
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"has no tokens, or one of the number|damaged"):
+        load_dataset(lines(tmp_path / "t.jsonl"), Reading(**TEXT, tokenizer=str(folder)))
+
+
+def test_texts_of_nobody_are_dealt_alike(tmp_path: Path) -> None:
+    """Where nobody says how, and there is neither a user nor a label: at random, equally many blocks to each."""
+    rows = [{"text": "a b c d"}] * 120  # five tokens each with the end: 600, in 200 blocks of 3
+    config = DataConfig(text="text", length=3, tokenizer=word_tokenizer(tmp_path / "words"))
+    data = federate(load_dataset(lines(tmp_path / "t.jsonl", rows), config.reading()), config, 0)
+    assert (data.train.sizes + data.test.sizes).tolist() == [4] * 50

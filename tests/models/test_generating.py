@@ -85,6 +85,7 @@ def test_each_client_continues_in_its_own_way(
     trained.export(tmp_path, ["bob"])
     (file,) = tmp_path.glob("*bob*.safetensors")
     assert personafl.generate(file, "d", tokens=3).split() == ["c", "b", "a"]
+    assert f'print(personafl.generate("{file.name}", "…"))' in file.with_suffix(".md").read_text()
     code, out, _ = called("predict", str(file), "--prompt", "d", "--tokens", "3")
     assert (code, out.split()) == (0, ["c", "b", "a"])
     code, out, _ = called("predict", str(file), "--prompt", "d", "--temperature", "1", "--seed", "2", "--json")

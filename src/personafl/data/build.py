@@ -85,7 +85,7 @@ def _usual(dataset: Dataset) -> kinds.Partition:
     """Return how data are dealt where nobody says."""
     if dataset.user is not None:
         return kinds.Users()
-    return kinds.Iid() if dataset.task in ("regression", "multilabel") else kinds.Dirichlet()
+    return kinds.Dirichlet() if dataset.task == "classification" else kinds.Iid()
 
 
 def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) -> _Clients:

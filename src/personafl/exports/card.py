@@ -155,6 +155,9 @@ def _use(card: Card, files: list[Path]) -> Iterator[str]:
         f'network = personafl.load_model("{files[0].name}"{own})',
         f"scores = network(x)  # x: {_input(card, card.dtype)}",
     )
+    if card.task == "next-token" and card.reading.tokenizer is not None:
+        yield "How it continues a text, with the tokenizer that its data were read with:"
+        yield _code(f'print(personafl.generate("{files[0].name}", "…"))')
     for file in files[1:]:
         yield "On a device, with numpy and onnxruntime alone:"
         yield _code(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from personafl.core.reading import Reading
 from personafl.core.split import listed
 from personafl.data.sources.dataset import Array, Dataset, checked
-from personafl.data.sources.text import characters, frequent_words, hashed_words, windows
+from personafl.data.sources.text import characters, check_unicode, frequent_words, hashed_words, windows
 from personafl.data.sources.tokens import tokens_in
 from personafl.errors import BadInput
 
@@ -88,6 +88,7 @@ def _codes(
         return code, counts, ends[bounds], tokens.names
     if prompts is not None:
         raise BadInput(f"{where}: data.prompt needs the tokenizer of a model; name its folder, data.tokenizer")
+    check_unicode(where, texts)
     joined = ["\n".join(texts[at] for at in order[start:end]) for start, end in pairwise(bounds)]
     if reading.unit == "word":
         words, offset, names = frequent_words(joined, reading.vocabulary)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Dataset
 from personafl.data.sources.table import from_frames
+from personafl.data.sources.text import check_unicode
 from personafl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def _lines(path: Path) -> "pd.DataFrame":
         raise BadInput(f"{path}: cannot be read as UTF-8 ({error}); check the file") from None
     if not rows:
         raise BadInput(f"{path}: holds no lines; check the file")
+    for number, row in enumerate(rows, start=1):
+        check_unicode(f"{path}: object {number}", [value for value in row.values() if isinstance(value, str)])
     return pd.DataFrame(rows)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from personafl.data.sources.text import check_unicode
 from personafl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Document = tuple[Ints, Ints]  # its tokens, and for each 1 if it is to be predicted, else 0
 _FILE = "tokenizer.json"
+_BATCH = 1024  # texts
+_MOST = 2**24  # tokens that a tokenizer may have: there is a name for each
 _BESIDE = ("special_tokens_map.json", "tokenizer_config.json")  # of two that name a token, the last one counts
 
 
@@ -46,8 +49,15 @@ class Tokens:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text as it is, without special ones."""
-        found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [each.ids for each in found]
+        return self._numbers(texts, special=False)
+
+    def _numbers(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        check_unicode(self.where, texts)
+        found: list[list[int]] = []
+        for start in range(0, len(texts), _BATCH):  # what it knows of a token besides its number takes room
+            part = self.tokenizer.encode_batch(list(texts[start : start + _BATCH]), add_special_tokens=special)
+            found += [each.ids for each in part]
+        return found
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens; special ones have none."""
@@ -77,7 +87,7 @@ class Tokens:
             )
         self.tokenizer.enable_truncation(length)
         try:
-            rows = [each.ids for each in self.tokenizer.encode_batch(list(texts))]
+            rows = self._numbers(texts, special=True)
         finally:
             self.tokenizer.no_truncation()
         if blank := next((place for place, row in enumerate(rows, start=1) if not row), None):
@@ -108,6 +118,8 @@ def tokens_in(folder: str) -> Tokens:
         raise BadInput(f"{where}: {_FILE} is damaged ({reason}); save it again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if (last := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=_MOST)) >= _MOST:
+        raise BadInput(f"{where}: {_FILE} has no tokens, or one of the number {last}; save it again")
     special: dict[str, Any] = {}
     for name in _BESIDE:
         special |= _read(where, path / name)
