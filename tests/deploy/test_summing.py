@@ -26,9 +26,9 @@ from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput, Failed
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.secure.circle import Circle
 from personafl.secure.faults import Breach, Fault
 from personafl.secure.fixed import Grid
-from personafl.secure.graph import Circle
 from personafl.secure.messages import Keys, decoded
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
 
+from personafl.secure.circle import Circle
 from personafl.secure.client import Client
 from personafl.secure.credentials import Authority, Credentials
 from personafl.secure.fixed import Grid
-from personafl.secure.graph import Circle
 from personafl.secure.messages import Session
 from personafl.secure.server import Aggregation, Stage
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from people import Round, session_of, total
 
+from personafl.secure.circle import Circle
 from personafl.secure.faults import Breach, Fault
-from personafl.secure.graph import Circle, degree
+from personafl.secure.graph import degree
 from personafl.secure.messages import Roster
 from personafl.secure.server import Stage
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.heads import with_head
 from personafl.core.losses import Loss, Metric
 from personafl.core.net import Net
 from personafl.core.split import Split
@@ -46,10 +45,15 @@ def make_problems(
         check_functions(loss, metrics or {}, net, data)
         loss = loss or weighted(weights, data, task.loss, device, dtype)
     net = net.to(device, dtype)
+    headed = None
+    if algorithm.head is not None:
+        from personafl.core.heads import with_head  # few methods have one
+
+        headed = with_head(net, split, algorithm.head)
     shared = Problem(
         net,
         loss or task.loss,
-        local_net=None if algorithm.head is None else with_head(net, split, algorithm.head),
+        local_net=headed,
         split=split,
         correct=task.correct,
         divergence=task.divergence,

@@ -12,7 +12,7 @@ share of v's masking key for each that dropped out: never both.
 Each step is taken once, in this order; what is wrong raises a `Breach`, after which the machine does nothing more.
 
 A vector is in one sum of its round and in no other, of which the difference would tell more. So a client that has
-masked it in an earlier try goes on with another only where the sum of the first cannot be opened (`graph.Circle`).
+masked it in an earlier try goes on with another only where the sum of the first cannot be opened (`circle.Circle`).
 """
 
 import hashlib
@@ -22,10 +22,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from personafl.secure import masks, shamir
+from personafl.secure.circle import Circle
 from personafl.secure.credentials import Authority, Credentials
 from personafl.secure.faults import Breach, Fault
 from personafl.secure.fixed import Vector
-from personafl.secure.graph import Circle, Degree, neighbours
+from personafl.secure.graph import Degree, neighbours
 from personafl.secure.masks import SEED_BYTES
 from personafl.secure.messages import (
     Consent,

@@ -1,7 +1,7 @@
 """What a device remembers of the tries to sum its update of a round, so that it is in one sum and no other, ever.
 
 A device that signs keys for a try says by that that it has opened nothing of the round, and that it never will for an
-earlier try: others rely on it (`secure.graph.Circle`). So tries are in order, it notes each before it makes keys, and
+earlier try: others rely on it (`secure.circle.Circle`). So tries are in order, it notes each before it makes keys, and
 goes back to none. Before it sends a masked vector it notes who could open that.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from personafl.secure.graph import Circle
+from personafl.secure.circle import Circle
 
 
 @dataclass(frozen=True)
