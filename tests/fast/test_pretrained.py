@@ -21,6 +21,7 @@ from personafl.core.optim import Sgd
 from personafl.core.seam import using
 from personafl.core.tasks import task_named
 from personafl.core.tree import Tree
+from personafl.simulate.calibrate import in_doubt
 from personafl.simulate.engine import Engine, gather, largest_batch
 from personafl.simulate.trainer import bound
 
@@ -86,7 +87,15 @@ def check(method: str, kind: Kind, path: Path, personal: str | None) -> None:
         down = wire.dense(rules.server.broadcast(server))
 
 
-NO_HEAD = {"fedbn", "fedrod", "feddbe", "fedproto", "fedpac"}  # their personal part is one that a base has frozen
+NO_HEAD = {
+    "fedbn",
+    "fedrod",
+    "feddbe",
+    "fedproto",
+    "fedpac",
+    "fedcp",
+    "gpfl",
+}  # their personal part is one that a base has frozen
 HEADED = {*NO_HEAD, "fedavg", "fedper", "fedrep", "fedsim", "ditto"}
 
 
@@ -200,6 +209,7 @@ def test_chunks_count_what_a_frozen_base_keeps(path: Path) -> None:
     net, _, data = adapted("llama", path)
     problem = Problem(net, task_named(data.task).loss, data=data.shape)
     assert net.constant
+    assert in_doubt(problem, torch.device("cpu"))  # its size is not that of what is trained
     # Of two layers: what attention looks at [heads, length, length], and three times [length, 12] of the MLP's.
     assert net.sample_bytes > 2 * 4 * (2 * LENGTH * LENGTH + 3 * LENGTH * 12)
     copies, cpu = 8 * 4 * net.parameters, torch.device("cpu")

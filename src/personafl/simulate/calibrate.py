@@ -29,7 +29,7 @@ from personafl.simulate.trainer import bound
 from personafl.simulate.workers.local import one_thread
 from personafl.storage.files import atomic_write, read_json, write_json
 
-_SMALL = 2**16  # parameters up to which a network without convolutions is stacked unseen
+_SMALL = 2**16  # parameters up to which a network without convolutions or a frozen part is stacked unseen
 _CLIENTS, _STEPS = 4, 2  # that are timed
 _BUDGET = 0.15  # seconds for one strategy, after a first time that warms up
 _KNOWN: dict[str, dict[str, float]] = {}  # in this process: key -> seconds a client and strategy
@@ -66,7 +66,7 @@ def in_doubt(problem: Problem, device: torch.device) -> bool:
     nets = problem.net, problem.personal_net
     if device.type != "cpu" or problem.unstackable:
         return False
-    return any(net.convolutional or net.parameters > _SMALL for net in nets)
+    return any(net.convolutional or net.constant or net.parameters > _SMALL for net in nets)
 
 
 def _choice(federation: Federation, which: int, memory: int, clock: Clock) -> tuple[Strategy, str | None]:
