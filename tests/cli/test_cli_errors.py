@@ -163,7 +163,7 @@ FILES = [
     ("table.csv data.features=[]", "nothing to learn from"),
     ("table.csv data.drop=['y']", "data.drop has 'y', which is the label"),
     ("table.csv data.missing={c=1}", "data.missing has 'c', which is no column"),
-    ("table.csv --user y", "column 'y' cannot be two of data.label, data.user and data.split"),
+    ("table.csv --user y", "column 'y' cannot be two of data.label, data.user, data.split, data.text and data.prompt"),
     ("table.csv --user a", "no client of table has min_samples = 2 samples, but at most 1", "data.user"),
     ("lonely.npz data.min_samples=1", "client '1'", "too few samples", "min_samples = 2"),
     ("untested.npz data.test=official", "client '3'", "training data", "data.test = 'auto'"),

@@ -16,7 +16,6 @@ from personafl.fast.trial import try_stacked
 from personafl.models.adapters import AdapterKind, Site, default_adapter, with_adapters
 from personafl.models.network import Network, SharedNetwork, default_model
 from personafl.models.parts import needed_adapter, parts_named, personal_split
-from personafl.models.pretrained import Pretrained
 from personafl.options import checked, import_path, users_code
 
 __all__ = [
@@ -124,7 +123,10 @@ def _adapted(source: Source, network: SharedNetwork, kind: AdapterKind) -> Calla
 
     def make() -> nn.Module:
         module = source if isinstance(source, nn.Module) else source()
-        if isinstance(module, Pretrained):
+        if network.name == "pretrained":
+            from personafl.models.pretrained import Pretrained  # few devices have one
+
+            assert isinstance(module, Pretrained)
             module.freeze()
         return network.adapted(module, kind)
 

@@ -12,8 +12,6 @@ from personafl.core.shape import DataShape
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
 from personafl.models.adapters import AdapterKind, with_adapters
-from personafl.models.peftfolder import put_in, told
-from personafl.models.pretrained import base_folder, fingerprint
 from personafl.options import Named, Positive
 
 
@@ -40,6 +38,8 @@ class Network(Named):
         """Return it with a pretrained model's whole path, and which one that is: no other is taken in its place."""
         if self.name != "pretrained" or "source" not in self.options:
             return self
+        from personafl.models.pretrained import base_folder, fingerprint  # few devices have one
+
         folder = base_folder(self.options["source"])
         known = {"source": str(folder), "sha256": self.options.get("sha256") or fingerprint(folder)}
         return type(self)(**self.model_dump(exclude_unset=True) | known)
@@ -82,6 +82,8 @@ class SharedNetwork(Network):
         record = super().anchored()
         if self.adapter_from is None:
             return record
+        from personafl.models.peftfolder import told
+
         known = told(self.adapter_from)
         for key, value in known.items():
             if getattr(self, key) not in (None, value):
@@ -90,12 +92,15 @@ class SharedNetwork(Network):
 
     def adapted(self, module: nn.Module, kind: AdapterKind) -> nn.Module:
         """Return a copy of a module with adapters of a kind, as the record has them."""
-        if self.adapter_from is not None and self.rank is None:
-            return self.model_copy(update=told(self.adapter_from)).adapted(module, kind)
         size = self.adapter_size if self.rank is None else self.rank
+        if self.adapter_from is None:
+            return with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets)
+        from personafl.models.peftfolder import put_in, told
+
+        if self.rank is None:
+            return self.model_copy(update=told(self.adapter_from)).adapted(module, kind)
         made = with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets)
-        if self.adapter_from is not None:
-            put_in(made, self.adapter_from)
+        put_in(made, self.adapter_from)
         return made
 
     @property
