@@ -37,11 +37,11 @@ from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput, Diverged
 from personafl.robust.clip import RunningMedian
 from personafl.robust.mixing import Clip
-from personafl.robust.rule import CHUNK, Mix, Rule, mixing, parts_of, reduced
+from personafl.robust.rule import CHUNK, Mix, Rule, mixing, reduced
 from personafl.robust.weighing import Mean, capped
 
 CLIPPED, LEFT_OUT, FAR = 1, 2, 3  # what became of an upload; 0: it was taken as it came; FAR: clipped to half or less
-_ROOM = 2**24  # numbers that are in float64 at a time, however many uploads there are
+_ROOM = 2**20  # numbers that are in float64 at a time, however many uploads there are; a cache has them
 
 
 class Collected(NamedTuple):
@@ -199,18 +199,26 @@ class _Sent:
         return cls(leaves, guess, found, int(found.sum()))
 
     def columns(self) -> Iterator[Tensor]:
-        """Yield some coordinates of all uploads at a time, and of the centre below them."""
+        """Yield some coordinates of all uploads at a time, and of the centre below them.
+
+        Each part is in the place of the one before.
+        """
         some = max(1024, min(CHUNK, _ROOM // max(1, self.clients)))
         for place, pieces in enumerate(self.leaves):
             own = [] if self.centre is None else [self.centre[place].to(pieces[0].device)[None]]
-            for several in zip(*(parts_of(piece, some) for piece in (*pieces, *own)), strict=True):
-                yield torch.cat(several) if len(several) > 1 else several[0]
+            rows, entries = sum(map(len, pieces)) + len(own), pieces[0].shape[1]
+            room = torch.empty(rows, min(some, entries), dtype=torch.float64, device=pieces[0].device)
+            for begin in range(0, entries, some):
+                part = room[:, : entries - begin]
+                torch.cat([piece[:, begin : begin + some] for piece in (*pieces, *own)], out=part)
+                yield part
 
     @functools.cached_property
     def norms(self) -> Tensor:
         """The norm of each upload, on the CPU."""
-        squares = sum((part[: self.clients].square().sum(1) for part in self.columns()), torch.zeros(()))
-        return squares.to(torch.float64).sqrt().cpu()
+        parts = [torch.linalg.vector_norm(part[: self.clients], dim=1) for part in self.columns()]
+        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        return norms.cpu()
 
     def fates(self, clip: float | None, mixed: Tensor | None) -> Tensor:
         """Return what became of each upload, given the clip, and the weights of all in what is reduced.
