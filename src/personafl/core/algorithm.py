@@ -202,6 +202,8 @@ class ServerRule(ABC):
     # discounted, and some be dropped.
     averages: ClassVar[bool] = False
     needs_each: ClassVar[bool] = False  # whether `join` looks at single uploads: else they may be summed before
+    # `collect(uploads, weights)`: `join` of all uploads, [1, …] each, that can be looked at again; None: one by one.
+    collect: ClassVar[Callable[..., Reduced] | None] = None
     steps_alone: ClassVar[bool] = False  # whether a round without uploads is a step all the same
 
     @abstractmethod
