@@ -125,7 +125,7 @@ evidence-deploy: install-deploy
 docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# docs/results.md, from the runs that the evidence targets made: make results > docs/results.md
+# docs/results.md, from the runs that the evidence targets made: make results > docs/results.md; and the pictures of the runs that are kept.
 VERDICTS := quped/table8-4:mnist4 quped/table8-3:mnist3 quped/table3-mnist:sampled quped/table2-femnist:writers quped/table4-femnist:devices \
 	quped/table7:writers,fixed fedbcd/figure3a:a fedbcd/figure3b:b fedbcd/figure3c:c fedbcd/figure4ab:time-3 fedbcd/figure4cd:time-6
 results: install
@@ -134,6 +134,8 @@ results: install
 		name=$$(basename $$archive .tar.xz); tar -xJf $$archive -C $$folder; \
 		$(BIN)/personafl reproduce $$(echo $$name | sed 's|-|/|') --from $$folder/$$name --markdown | \
 		sed "s|$$folder|runs/at-size|; s|^\(## .*\)|\1, at the paper's size|; /^Differences are paired/d" | cat -s; cat docs/_build/$$name.tail; echo; \
+		for against in size time; do $(BIN)/python benchmarks/quped_curve.py $$folder/$$name --table $$(echo $$name | sed 's|-|/|') \
+			--against $$against --out docs/$$name-$$against.svg >&2 || exit 1; done; \
 	done; rm -r $$folder
 	@for verdict in $(VERDICTS); do \
 		preset=$${verdict%%:*}; runs=--from\ runs/evidence-$${preset%%/*}/; \

@@ -37,7 +37,6 @@ from torch.func import vmap
 
 from jobs import ran
 from personafl.algorithms import METHODS
-from personafl.algorithms.robust import made_robust
 from personafl.algorithms.training import Training
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, ClientRule, Problem, untrained_upload
@@ -59,16 +58,17 @@ from personafl.simulate.engine import Engine
 from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
+from personafl.uploads.robust import made_robust
 
 HONEST, BATCH, RATE, MOMENTUM, CLIP, NU, EVERY = 10, 25, 0.1, 0.9, 2.0, 0.1, 50
 RULE_NAMES = {"trimmed-mean": {}, "geometric-median": {"smoothing": RATE * NU, "steps": 3}}
 ATTACKS: dict[str, tuple[Any, float]] = {  # byzfl's sign flip is IPM of strength 1
+    "optimal-alie": ("optimal-alie", 1e6),
     "sign-flip": ("ipm", 1.0),
     "optimal-ipm": ("optimal-ipm", 1e6),
-    "optimal-alie": ("optimal-alie", 1e6),
 }
 UP = "optimal-alie-up"  # the same in the other direction, which is not among byzfl's
-PERSONAL = ("fedrep", "fedalt", "quped")  # beside Ditto, where a shared model is lost
+PERSONAL = ("fedrep", "fedalt", "quped", "fedslr")  # beside Ditto, where a shared model is lost
 PRINTED = {  # by byzfl, γ = 0.33
     "trimmed-mean": {1: 0.98, 2: 0.97, 3: 0.94, 4: 0.91},
     "geometric-median": {1: 0.98, 2: 0.96, 3: 0.94, 4: 0.94},
@@ -94,7 +94,7 @@ def cells(gammas: list[float]) -> Iterator[Cell]:
     """Yield the runs, those that matter most first."""
     for gamma in gammas:
         hostile = (4,) if gamma == 0 else (4, 3, 2, 1)
-        for f, attack, rule in itertools.product(hostile, ATTACKS, RULE_NAMES):
+        for attack, f, rule in itertools.product(ATTACKS, hostile, RULE_NAMES):
             yield Cell(gamma, f, rule, attack, "ditto")
     if 0 in gammas:
         for name, attack in itertools.product(PERSONAL, ATTACKS):
@@ -223,10 +223,14 @@ class WithMomentum(ClientRule):
 
 
 def method(name: str) -> Algorithm:
-    """Return a method that takes one step a round; FedRep five on its head, and Ditto clipped ones on its own model."""
+    """Return a method that takes one step a round; FedRep five on its head, and Ditto clipped ones on its own model.
+
+    FedSLR is LPGD, whose server takes the mean alone, with no penalty on ranks: 8,000 singular value decompositions.
+    """
     optimizer = Sgd(lr=RATE, weight_decay=1e-4)
     training = Training(work=Steps(steps=1, batch=BATCH), optimizer=optimizer)
     options: dict[str, Any] = {"fedrep": {"head_epochs": 1}, "quped": {"bits": 2}, "fedalt": {"personal_lr": RATE}}
+    options["fedslr"] = {"solver": "lpgd", "rank_penalty": 0.0, "personal_lr": RATE}
     made = METHODS[name].build(training, **options.get(name, {}))
     client: Any = made.client
     if name == "fedrep":
@@ -245,37 +249,41 @@ class QuickAttack(Attack):
     """The attack, which looks for its strength among few numbers: the same one as with the server itself, but sooner.
 
     All that is sent is a sum of the honest uploads and their deviation, B [k, d]. By coordinates in the span of these,
-    vectors are as far from each other as they are, so a rule's choice can be made with k numbers of each.
+    vectors are as far from each other as they are, so a rule's choice can be made with k numbers of each. Harm is as
+    byzfl has it: how far the result is from the mean of what the honest sent.
     """
 
     rule: Rule = dataclasses.field(default_factory=Rule)
     before: tuple[Mix, ...] = ()
     sign: float = 1.0  # of the deviation
+    stride: int = 8  # where each coordinate has a choice of its own, harm is looked for in one of so many
 
     def _worst(self, chunks: Any, number: int, model: Callable[[Any], Tree]) -> float:
         sent = torch.cat([_flat(uploads) for _, uploads in chunks])
         hostile = self.hostile[np.concatenate([clients for clients, _ in chunks])]
         honest = sent[torch.from_numpy(~hostile).to(sent.device)]
-        basis = torch.cat([honest, honest.std(0)[None]])
+        deviation = (honest - honest.mean(0)).square().sum(0).div(len(honest) - 1).sqrt()
+        basis = torch.cat([honest, deviation[None]])
         gram = sum((part @ part.T for part in basis.to(torch.float64).split(2**17, dim=1)), torch.zeros(()).to(basis))
         values, vectors = torch.linalg.eigh(gram.cpu())
         root = vectors * values.clamp(min=0).sqrt()
-        many, coordinatewise = len(honest), type(self.rule).reduce is not Rule.reduce
+        many, some = len(honest), basis[:, :: self.stride].contiguous()
+        wanted = torch.tensor([1 / many] * many + [0.0], dtype=torch.float64)  # as byzfl: what nobody has clipped
 
-        def found(lean: float, strength: float) -> Tensor:
+        def off(lean: float, strength: float) -> float:
             made = torch.zeros(len(sent), many + 1, dtype=torch.float64)
             made[torch.from_numpy(~hostile), :many] = torch.eye(many, dtype=torch.float64)
             made[torch.from_numpy(hostile)] = torch.tensor([lean / many] * many + [strength], dtype=torch.float64)
             weights = mixing(self.rule, lambda: iter([made @ root]), len(sent), self.before, 0)
             rows = made if weights is None else weights @ made
-            return self.rule.reduce(rows.to(basis) @ basis) if coordinatewise else (rows @ root)[0]
+            if type(self.rule).reduce is Rule.reduce:
+                return float(((rows[0] - wanted) @ root).square().sum())
+            return float(self.rule.reduce((rows - wanted).to(basis) @ some).square().sum())
 
-        wanted = found(1.0, 0.0)
         mean = self.kind == "optimal-ipm"
 
         def harm(strength: float) -> float:
-            moved = found(-strength, 0.0) if mean else found(1.0, self.sign * strength)
-            return float((moved - wanted).square().sum())
+            return off(-strength, 0.0) if mean else off(1.0, self.sign * strength)
 
         return worst_strength(harm, self.strength) * (1.0 if mean else self.sign)
 
@@ -285,9 +293,22 @@ def _flat(uploads: Tree) -> Tensor:
 
 
 class Held(Simulation):
-    """A simulation whose states stay where they are computed, for everyone is in every round, in the same chunk."""
+    """A simulation whose states stay where they are computed, for everyone is in every round, in the same chunk.
+
+    The hostile do not train: what they send is made of what the honest do.
+    """
 
     held: dict[tuple[int, ...], Tree]
+
+    def results(self, cohort: Clients, message: Tree, number: int, server: Any = None) -> Iterator[tuple[Clients, Any]]:
+        """Train the honest, and yield the last of them once more for each hostile one."""
+        done: Any = None
+        for clients, done in super().results(cohort[:HONEST], message, number, server):
+            yield clients, done
+        if len(others := cohort[HONEST:]):
+            last = torch.full((len(others),), -1)
+            names = ("states", "uploads", "finite")
+            yield others, done._replace(**{name: tree.map(lambda x: x[last], getattr(done, name)) for name in names})
 
     def _keep(self, clients: Clients, states: Tree) -> None:
         self.held[tuple(clients.tolist())] = states
@@ -356,19 +377,13 @@ def measured(cell: Cell, data: FederatedData, steps: int) -> dict[str, Any]:
                 assert params is not None
                 tried = [try_shared(problem, params, data, rows, honest) for rows in (data.validation, data.test)]
                 curve.append((number + 1, *(float(outcomes.hits.mean()) for outcomes in tried)))
+        best = max(curve, key=lambda point: point[1])
+        found = {"steps": number + 1, "shared": best[2], "last": curve[-1][2], "curve": curve}
         down = simulated.down()
         own = vmap(lambda state: rule.models(problem, down, state)["personal"])(simulated.states_of(HONEST))
         personal = try_personal(problem, own, data, data.test, honest).scores().accuracy
-    best = max(curve, key=lambda point: point[1])
-    return {
-        "steps": number + 1,
-        "shared": best[2],
-        "last": curve[-1][2],
-        "personal": float(personal.mean()),
-        "worst": float(personal.min()),
-        "curve": curve,
-        "seconds": time.perf_counter() - began,
-    }
+    found |= {"personal": float(personal.mean()), "worst": float(personal.min())}
+    return found | {"seconds": time.perf_counter() - began}
 
 
 def one(name: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every rule and every mixing beside byzfl's, on random vectors in float64.
+"""Every rule, every mixing and the attacks beside byzfl's, on random vectors in float64.
 
     pip install --no-deps --target /tmp/byzfl byzfl
     PYTHONPATH=/tmp/byzfl python benchmarks/byzfl_check.py [--seeds 20]
@@ -9,6 +9,11 @@ libraries that its rules do not use: others stand in for those that are not inst
 Its CAF and SMEA take one step of the power method from a random vector. Here that vector is the eigenvector itself,
 from which the step is exact: else they are compared with chance. CAF is compared in its form, `removed_too`. Its
 bucketing draws an order of its own, which is ours here. It has no Bulyan.
+
+Its attacks are made of gradients, and here of updates, which are steps against them: so x are the one and −0.1 x the
+other. The optimal ones are those of `byzantine_map.py`. They are compared by how far they move the result of byzfl's
+clipping, mixing and trimmed mean from the mean of the honest: where harm hardly depends on the strength any more,
+rounding decides on that.
 """
 
 from __future__ import annotations
@@ -20,18 +25,20 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from byzantine_map import RATE, QuickAttack
 from personafl.core import rng
 from personafl.robust.choosing import Krum, Mda, Monna, MultiKrum, Smea
 from personafl.robust.coordinates import Meamed, Median, TrimmedMean
 from personafl.robust.mixing import Arc, Bucketing, Clip, NearestNeighbours
 from personafl.robust.weighing import Caf, CenteredClipping, GeometricMedian, Mean
+from personafl.simulate.attack import Attack
 
 Array = NDArray[np.float64]
 SIZES = [(7, 3, 2), (11, 20, 3), (12, 200, 1), (9, 2, 4)]  # n, d, f
@@ -113,13 +120,62 @@ def pairs(byzfl: Any, n: int, f: int) -> dict[str, tuple[Callable[[Array], Any],
     }
 
 
+class Upload(NamedTuple):
+    change: torch.Tensor
+    loss: torch.Tensor
+
+
+def forged(made: type[Attack], x: torch.Tensor, f: int, **how: Any) -> torch.Tensor:
+    """Return what f hostile clients send, as a gradient, where x are the gradients of the honest."""
+    many = len(x) + f
+    change = -RATE * torch.cat([x, torch.zeros(f, x.shape[1], dtype=x.dtype)])
+    attack = made(hostile=np.arange(many) >= len(x), seed=0, **how)
+    ((_, sent),) = attack.sent([(np.arange(many), Upload(change, torch.zeros(many)))], 0, lambda _: ())
+    return sent.change[-1] / -RATE  # type: ignore[attr-defined, no-any-return]
+
+
+def attacks(byzfl: Any, f: int) -> dict[str, tuple[Callable[[Array], Any], Callable[[torch.Tensor], Any]]]:
+    """Return attacks that are compared, by name: byzfl's, and ours."""
+    rule, before = byzfl.TrMean(f), [byzfl.Clipping(), byzfl.NNM(f)]
+    known = {
+        "rule": TrimmedMean(f=f),
+        "before": (Clip(norm=2.0 * RATE), NearestNeighbours(f=f)),
+        "strength": 1e9,
+        "stride": 1,
+        "sign": -1.0,
+    }
+
+    def harm(x: Array, sent: Array) -> Array:
+        both = np.concatenate([x, np.repeat(sent[None], f, axis=0)])
+        return np.asarray(np.linalg.norm(rule(before[1](before[0](both))) - x.mean(0)))
+
+    def theirs(kind: Any) -> Callable[[Array], Any]:
+        return lambda x: harm(0.1 * x, kind(rule, before, f=f)(0.1 * x))
+
+    def ours(kind: str) -> Callable[[torch.Tensor], Any]:
+        def found(x: torch.Tensor) -> torch.Tensor:
+            sent = forged(QuickAttack, 0.1 * x, f, kind=kind, **known)
+            return torch.from_numpy(harm(0.1 * x.numpy(), sent.numpy()))
+
+        return found
+
+    return {
+        "sign flip": (byzfl.SignFlipping(), lambda x: forged(Attack, x, f, kind="ipm", strength=1.0)),
+        "IPM": (byzfl.InnerProductManipulation(2.0), lambda x: forged(Attack, x, f, kind="ipm", strength=2.0)),
+        "ALIE": (byzfl.ALittleIsEnough(1.5), lambda x: forged(Attack, x, f, kind="alie", strength=-1.5)),
+        "mimicry": (byzfl.Mimic(0), lambda x: forged(Attack, x, f, kind="mimic", strength=1.0)),
+        "optimal IPM": (theirs(byzfl.Optimal_InnerProductManipulation), ours("optimal-ipm")),
+        "optimal ALIE": (theirs(byzfl.Optimal_ALittleIsEnough), ours("optimal-alie")),
+    }
+
+
 def differences(byzfl: Any, seeds: int) -> dict[str, float]:
     """Return the largest difference of each over sizes and seeds."""
     most: dict[str, float] = {}
     for (n, d, f), seed in itertools.product(SIZES, range(seeds)):
         x = np.random.default_rng((n, d, f, seed)).normal(size=(n, d)) + 0.3
         x[0] *= 3
-        for name, (theirs, ours) in pairs(byzfl, n, f).items():
+        for name, (theirs, ours) in (pairs(byzfl, n, f) | attacks(byzfl, f)).items():
             found = np.asarray(theirs(x.copy())) - ours(torch.from_numpy(x)).numpy()
             most[name] = max(most.get(name, 0.0), float(np.abs(found).max()))
     return most

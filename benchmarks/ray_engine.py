@@ -1,6 +1,6 @@
 """Rounds per second of a Ray cluster of two nodes with one core each on this machine, against two local workers.
 
-    python benchmarks/ray_engine.py [--rounds 10] [--repeats 3]
+    python benchmarks/ray_engine.py [--rounds 10] [--repeats 3] [--only rounds|scoring] [--times 10]
 
 The sides take turns, and only one of them exists at a time: an idle cluster has a few processes that cost time too. The
 first round is not counted, in which workers start and the data are sent. Then a check that both have come to the same
@@ -8,11 +8,17 @@ bits. Columns: rounds per second (best of the repeats) and Ray's as a share of t
 CPU seconds a round of all processes (least of the repeats), which other load on the machine changes less; kilobytes of
 tensors a round that this process sends to Ray and receives from it, and at the checkpoint after the last round. Rates
 from a machine that is busy with something else say nothing: look at the load, which is printed first.
+
+Then a scoring of all clients' models: by one process, by two local workers, by the nodes; all find the same bits. Each
+has one thread (OMP_NUM_THREADS=1). Columns: CPU seconds of the process that computes most (least of the repeats), which
+is how long it takes where each has a core; how many times less that is than with one process (median of the repeats);
+kilobytes of tensors that this process sends to Ray and receives from it.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import statistics
@@ -23,13 +29,17 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from personafl import Recipe
 from personafl.core import tree
+from personafl.data.federated import Ragged
 from personafl.recipe.values import apply_overrides
 from personafl.runs.build import prepare
 from personafl.runs.job import Job
+from personafl.runs.scoring import score
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.ray import node
 from personafl.simulate.ray.cluster import connected
@@ -64,8 +74,8 @@ def two_nodes() -> Iterator[None]:
         cluster.shutdown()
 
 
-def cpu_seconds() -> float:
-    """Return what this process and all that it started, and those started, have used."""
+def processor_seconds() -> dict[int, float]:
+    """Return what this process and all that it started, and those started, have used, by process."""
     parent, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
@@ -75,7 +85,12 @@ def cpu_seconds() -> float:
     ours = {os.getpid()}
     while more := {process for process, by in parent.items() if by in ours} - ours:
         ours |= more
-    return sum(used[process] for process in ours) / os.sysconf("SC_CLK_TCK")
+    return {process: used[process] / os.sysconf("SC_CLK_TCK") for process in ours}
+
+
+def cpu_seconds() -> float:
+    """Return what they have used together."""
+    return sum(processor_seconds().values())
 
 
 class Travelled:
@@ -128,22 +143,69 @@ def measure(job: Job, rounds: int, travelled: Travelled) -> Measured:
     return Measured(rounds / spent, used / rounds, *kilobytes, tree.leaves(simulation.server))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    os.environ["RAY_AUTH_TOKEN"] = os.urandom(32).hex()
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    jobs = {name: prepare(Recipe.parse(apply_overrides({}, [*COMMON, *words]))) for name, words in CASES.items()}
-    travelled = Travelled()
+SIDES = {"alone": (1, nullcontext), "local": (2, nullcontext), "ray": (2, two_nodes)}  # workers, and where they are
+
+
+class Scoring(NamedTuple):
+    """CPU seconds of who computes most in a scoring, kilobytes sent and received for it, and what was found."""
+
+    seconds: float
+    sent: float
+    received: float
+    found: list[NDArray[np.float64]]
+
+
+def measure_scoring(job: Job, workers: int, times: int, travelled: Travelled) -> Scoring:
+    """Train a round, and score each training sample so many times, twice: the second scoring counts."""
+    federation = dataclasses.replace(job.federation, workers=workers)
+    data = federation.data
+    rows = Ragged.from_lists([np.tile(data.train[client], times) for client in range(data.clients)])
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = make_simulation(federation, Store(Path(folder) / "states", 2**30))
+        simulation.step(0)
+        for _ in range(2):
+            sent, received, before = travelled.sent, travelled.received, processor_seconds()
+            scored = score(simulation, None, data.seen, {"test": rows}, blends=False)
+            seconds = max(now - before.get(process, 0.0) for process, now in processor_seconds().items())
+        simulation.workers.close()
+    found = [values for scores in scored.scores.values() for values in (scores.accuracy, scores.loss)]
+    return Scoring(seconds, (travelled.sent - sent) / 1e3, (travelled.received - received) / 1e3, found)
+
+
+def compare_scoring(jobs: dict[str, Job], repeats: int, times: int, travelled: Travelled) -> None:
+    """Score in turns, and print what it takes."""
+    found: dict[str, dict[str, list[Scoring]]] = {name: {side: [] for side in SIDES} for name in jobs}
+    for _ in range(repeats):
+        for side, (workers, context) in SIDES.items():
+            with context():
+                for name, job in jobs.items():
+                    found[name][side].append(measure_scoring(job, workers, times, travelled))
+    titles = ("alone CPU s", "local CPU s", "ray CPU s", "local less", "ray less", "kB out", "kB in")
+    print(f"{'a scoring':30}" + "".join(f"{title:>15}" for title in titles))
+    for name, sides in found.items():
+        alone, last = sides["alone"], sides["ray"][-1]
+        for own in (alone[-1], sides["local"][-1]):
+            assert all(map(np.array_equal, own.found, last.found)), name
+        seconds = "".join(f"{min(each.seconds for each in own):15.3f}" for own in sides.values())
+        less = (
+            statistics.median(one.seconds / other.seconds for one, other in zip(alone, sides[side], strict=True))
+            for side in ("local", "ray")
+        )
+        print(
+            f"{name:30}{seconds}"
+            + "".join(f"{share:15.2f}" for share in less)
+            + f"{last.sent:15.1f}{last.received:15.1f}"
+        )
+
+
+def compare_rounds(jobs: dict[str, Job], rounds: int, repeats: int, travelled: Travelled) -> None:
+    """Train in turns, and print what it takes."""
     found: dict[str, dict[str, list[Measured]]] = {name: {"local": [], "ray": []} for name in jobs}
-    print("load of the machine before:", *os.getloadavg())
-    for _ in range(arguments.repeats):
+    for _ in range(repeats):
         for side, context in (("local", nullcontext), ("ray", two_nodes)):
             with context():
                 for name, job in jobs.items():
-                    found[name][side].append(measure(job, arguments.rounds, travelled))
+                    found[name][side].append(measure(job, rounds, travelled))
         for name, sides in found.items():
             assert all(map(torch.equal, sides["local"][-1].server, sides["ray"][-1].server)), name
     titles = ("local", "ray", "share", "local CPU s", "ray CPU s", "kB out", "kB in", "checkpoint kB")
@@ -154,6 +216,24 @@ def main() -> None:
         rates = f"{max(each.rate for each in local):15.2f}{max(each.rate for each in other):15.2f}{share:15.0%}"
         costs = f"{min(each.cpu for each in local):15.3f}{min(each.cpu for each in other):15.3f}"
         print(f"{name:30}{rates}{costs}{other[-1].sent:15.1f}{other[-1].received:15.1f}{other[-1].checkpoint:15.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=["rounds", "scoring"])
+    parser.add_argument("--times", type=int, default=10, help="that each training sample is scored")
+    arguments = parser.parse_args()
+    os.environ["RAY_AUTH_TOKEN"] = os.urandom(32).hex()
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    jobs = {name: prepare(Recipe.parse(apply_overrides({}, [*COMMON, *words]))) for name, words in CASES.items()}
+    travelled = Travelled()
+    print("load of the machine before:", *os.getloadavg())
+    if arguments.only != "scoring":
+        compare_rounds(jobs, arguments.rounds, arguments.repeats, travelled)
+    if arguments.only != "rounds":
+        compare_scoring(jobs, arguments.repeats, arguments.times, travelled)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
         [--rules median,krum] [--turns 3]
 
 Uploads come in parts of ten clients, as an engine hands them on, in float32. MDA and SMEA go through all sets of n − f:
-they are measured with 2 hostile clients, and with 1. The rules take turns, and each counts by its best. Memory is the
-most that there was above what the uploads and the model take: of the process (Linux), or allocated on the GPU.
+they are measured with 2 hostile clients, and with 1. The rules take turns, and each counts by its best. On a CPU
+seconds are a processor's, of all threads, so that a machine may be busy with other things. Memory is the most that
+there was above what the uploads and the model take: of the process (Linux), or allocated on the GPU.
 """
 
 import argparse
@@ -19,12 +20,12 @@ from torch import nn
 
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.robust import RobustServer
 from personafl.core.algorithm import Problem, ServerRule
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.shape import DataShape
 from personafl.robust.table import MIXES, RULES
+from personafl.uploads.robust import RobustServer
 
 COLUMNS = 1000
 
@@ -60,13 +61,14 @@ def measured(rule: ServerRule, parts: list[Change], problem: Problem, start: dic
     """Return the seconds of joining and updating, and the megabytes beyond what was there."""
     device = start["weight"].device
     state, joined = rule.init(problem, start, 1.0), None
-    memory, begin = Memory(device), time.perf_counter()
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    memory, begin = Memory(device), clock()
     for part in parts:
         joined = rule.join(state, joined, part, torch.ones(len(part.loss), device=device))
     assert joined is not None
     rule.update(state, joined, 0)
     beyond = memory.most()
-    return time.perf_counter() - begin, beyond
+    return clock() - begin, beyond
 
 
 def rules(chosen: list[str], hostile: int) -> dict[str, ServerRule]:

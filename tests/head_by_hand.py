@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
@@ -59,6 +61,39 @@ def slopes(body: np.ndarray, weight: np.ndarray, bias: np.ndarray, rows: tuple[i
     z = x @ body.T
     delta = (softmax(z @ weight.T + bias) - TRUTH[list(rows)]) / len(rows)
     return {"0.weight": (delta @ weight).T @ x, "1.weight": delta.T @ z, "1.bias": delta.sum(0)}
+
+
+def normed(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Return a layer norm over the last axis."""
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * scale + shift
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.where(x.real > 0, x, 0)
+
+
+def risks(scores: np.ndarray) -> np.ndarray:
+    """Return −log softmax at the truth, [samples]."""
+    return np.log(np.exp(scores).sum(1)) - (scores * TRUTH).sum(1)
+
+
+def stepped(loss: Callable[[Arrays], np.ndarray], values: Arrays, rate: float = LR) -> Arrays:
+    """Return values − rate · gradient: each derivative is Im f(x + ih)/h, exact to rounding for h as small as this."""
+    after = {}
+    for name, value in values.items():
+        slope = np.zeros_like(value)
+        for at in np.ndindex(value.shape):
+            moved = value.astype(complex)
+            moved[at] += 1e-30j
+            slope[at] = loss(values | {name: moved}).imag / 1e-30
+        after[name] = value - rate * slope
+    return after
+
+
+def drawn(seed: int, **shapes: tuple[int, ...]) -> Arrays:
+    generator = np.random.default_rng(seed)
+    return {name: generator.normal(size=shape) for name, shape in shapes.items()}
 
 
 def near(found: torch.Tensor, expected: np.ndarray) -> None:

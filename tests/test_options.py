@@ -43,6 +43,11 @@ def test_describe_writes_defaults_as_a_recipe_would() -> None:
     assert describe(build) == 'size=3, widths=[1, 2], word="a", off, on=true, pace={boost=5}'
     assert describe(lambda: None) == ""
 
+    def needing(*, source: str, rate: float = 0.5) -> None:
+        pass
+
+    assert describe(needing) == "source, rate=0.5"
+
 
 def test_checked_returns_what_was_given_converted() -> None:
     assert checked(build, {}, "here") == {}

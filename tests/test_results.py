@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,13 @@ def test_a_clients_model_is_the_one_that_was_scored(short: Result, kind: Any) ->
         expected = table.loc[name].get(f"{scored}_test_accuracy", np.nan)
         expected = table.loc[name, "personal_test_accuracy"] if np.isnan(expected) else expected  # a newcomer
         assert float(right) == pytest.approx(expected)
+
+
+def test_a_choice_leaves_no_workers(tmp_path: Path) -> None:
+    result = api.run({**RECIPE, "rounds": 1, "finetune": False, "engine": {"workers": 2}}, out=tmp_path / "run")
+    assert multiprocessing.active_children() == []
+    result.model("0", "chosen")
+    assert multiprocessing.active_children() == []
 
 
 def test_predictions_have_the_names_of_the_labels(tabled: Result, frame: pd.DataFrame) -> None:

@@ -15,7 +15,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Results": ("Result", "Comparison", "Best"),
     "Data and models before a run": ("FederatedData", "describe_data", "describe_model", "make_plan", "fit_device"),
     "Recipes and searches": ("Recipe", "make_recipe", "run_sweep"),
-    "Models as files": ("export", "Exported", "load_model", "predict"),
+    "Models as files": ("export", "Exported", "load_model", "predict", "generate"),
     "Reports and listings": ("write_report", "watch_runs", "list_methods", "list_models", "list_datasets"),
     "Devices and servers": (
         *("deal", "make_authority", "issue_certificates", "revoke_certificates", "run_server", "run_coordinator"),

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # isort: off
-    from personafl.api.commands import account_privacy, deal, describe_data, describe_model, fit_device
+    from personafl.api.commands import account_privacy, deal, describe_data, describe_model, fit_device, generate
     from personafl.api.commands import list_datasets, list_methods
     from personafl.api.commands import list_models, make_plan, make_recipe, predict, run_sweep, wait_times, watch_runs
     from personafl.api.deployment import ask_status, drop_device, issue_certificates, make_authority
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # isort: off
 _ERRORS = ["BadInput", "Diverged", "Failed", "Interrupted", "PersonaError", "StorageFailed"]
 __all__ = ["BadInput", "Diverged", "Failed", "Interrupted", "PersonaError", "StorageFailed", "compare", "resume", "run"]
 __all__ += ["Best", "Comparison", "FederatedData", "Recipe", "Result", "RoundDone", "load", "predict", "run_sweep"]
-__all__ += ["describe_data", "describe_model", "list_datasets", "list_methods", "list_models", "make_plan"]
+__all__ += ["describe_data", "describe_model", "generate", "list_datasets", "list_methods", "list_models", "make_plan"]
 __all__ += ["Exported", "deal", "export", "fit_device", "load_model", "make_recipe", "wait_times", "watch_runs"]
 __all__ += ["ask_status", "issue_certificates", "make_authority", "reproduce", "revoke_certificates", "run_coordinator"]
 __all__ += ["account_privacy", "drop_device", "run_device", "run_server", "write_flower_app", "write_report"]

@@ -142,8 +142,9 @@ def reason(error: BaseException) -> str:
 
 
 def describe(build: Callable[..., Any]) -> str:
-    """Return the keyword-only options of `build` with their defaults, as a recipe would write them."""
-    return ", ".join(p.name if p.default is None else f"{p.name}={_toml(p.default)}" for p in _options(build))
+    """Return the keyword-only options of `build`, with the defaults that there are, as a recipe would write them."""
+    bare = (None, inspect.Parameter.empty)
+    return ", ".join(p.name if p.default in bare else f"{p.name}={_toml(p.default)}" for p in _options(build))
 
 
 def defaults(build: Callable[..., Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from torch import nn
 from least_squares import LeastSquares, Vector, personal, shared
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.fedbcd import BlockServer, PersonalChange
-from personafl.algorithms.uplink import TopEntries, compressed
 from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, fields_of_its_own, for_returning, reduce
 from personafl.core.batches import Steps, drawn_work
@@ -24,6 +23,8 @@ from personafl.simulate.simulator import Simulation
 from personafl.simulate.trainer import bound
 from personafl.storage.store import Store
 from personafl.testing import make_case
+from personafl.uploads.codecs import TopEntries
+from personafl.uploads.uplink import compressed
 from tiers import tiered
 
 CLIENTS = range(3)

@@ -64,7 +64,7 @@ def tuned(name: str, schedule: Schedule, **options: Any) -> tuple[Case, Any, Any
     stacked = gather(case.data, np.array([CLIENT]), case.algorithm.client.tuning, 1, ROUNDS)
     phases = {key: Batches(b.pool_x, b.pool_y, b.rows[0], b.real[0], b.key[0]) for key, b in stacked.phases.items()}
     data = Data(phases, stacked.examples[0], stacked.round)
-    after = case.algorithm.client.personalize(problem, down, state, data)
+    after = case.algorithm.client.personalize(case.problem, down, state, data)
     return case, down, state, after, next(batch for batches in phases.values() for batch in batches.each())
 
 
@@ -103,6 +103,12 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
         return {"seen": looked(name, case, down, batch)}
     if name == "feddbe":  # s − lr Wᵀ ∇_b f: moving the features by s moves the outputs by W s
         return {"shift": stepped(state.shift, down.model["3.weight"].T @ slope(_shifted(down, state))["3.bias"])}
+    if name in ("fedcp", "gpfl"):  # the head of the client's own network, the rest of which is as it was
+        if name == "gpfl":
+            state = state._replace(shares=torch.bincount(batch.y, minlength=10).double() / len(batch.y))
+        model = case.algorithm.client.models(case.problem, down, state)["personal"]
+        whole = grad(case.problem.personal_loss)(model, batch)
+        return stepped(state.personal, {key: whole[key] for key in state.personal})
     if name == "fedproto":  # no prototype is known yet
         return stepped(state.model, slope(state.model))
     if name == "fedrod":  # φ − lr ∇_φ f(θ, ψ + φ)

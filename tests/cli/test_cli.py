@@ -1,5 +1,6 @@
 """The command line as a user meets it: listings, JSON, tables, progress."""
 
+import dataclasses
 import json
 import math
 import os
@@ -257,6 +258,8 @@ def test_progress_shows_round_loss_accuracy_speed_and_what_is_left() -> None:
     assert text == "round  9/99 loss 0.500 acc 75.0% 10 clients/s ETA 3:00"
     assert "loss – acc   –  " in facts(progress(0, 9, math.nan, None))
     assert finished(progress(8, 9)) == "9 rounds, loss 0.500, 10 clients/s, 18.0 s"
+    slow = dataclasses.replace(progress(8, 99), seconds=900.0)  # 20 clients in 100 s: 0 clients/s would say nothing
+    assert "0.2 clients/s" in facts(slow)
 
 
 def display_of(terminal: bool, quiet: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,17 +14,58 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from personafl.core import tree
+from personafl.core.batches import Batch
 from personafl.core.ctc import ctc_correct, ctc_frames, ctc_loss, edit_distance, word_edits
-from personafl.core.losses import correct, cross_entropy
+from personafl.core.losses import MeanLoss, correct, cross_entropy
+from personafl.core.net import Net
+from personafl.core.rng import generator
 from personafl.core.shape import TaskName
 from personafl.core.targets import binary_cross_entropy, binary_divergence, explained, label_f1, squared_error
 from personafl.core.tasks import Weighted, task_named
+from personafl.core.tree import Params
+from personafl.fast.table import enabled
+from personafl.models import zoo
 
 F64 = torch.float64
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_places_that_do_not_count_have_no_say_in_a_minibatch(stacked: bool) -> None:
+    """The mean loss and its gradient are torch's with ignore_index, where sequences have equally many targets."""
+    net = Net(lambda: zoo.TextWindow(7, 7, context=3, width=2, hidden=4)).to(torch.device("cpu"), torch.float64)
+    params = {name: value.double() for name, value in net.init(generator(0)).items()}
+    x, y = torch.arange(24).reshape(2, 3, 4) % 7, torch.arange(24).reshape(2, 3, 4) % 5
+    y[:, :, 1] = -100
+    y[0, :, 3] = y[1, :, 2] = -1
+    objective, real = MeanLoss(net, cross_entropy), torch.ones(3, dtype=torch.bool)
+
+    def trained(x: torch.Tensor, y: torch.Tensor) -> Any:
+        batch = Batch(x, y, real, torch.zeros((), dtype=torch.int64))
+        return torch.func.grad_and_value(lambda own: objective(own, batch))(params)
+
+    def expected(x: torch.Tensor, y: torch.Tensor) -> Any:
+        def loss(own: Params) -> torch.Tensor:
+            targets = torch.where(y < 0, -100, y).flatten()
+            return functional.cross_entropy(net.apply(own, x, real).flatten(0, 1), targets, ignore_index=-100)
+
+        return torch.func.grad_and_value(loss)(params)
+
+    if stacked:
+        with enabled():
+            found = torch.func.vmap(trained)(x, y)
+        each = [tree.take(found, client) for client in range(2)]
+    else:
+        each = [trained(x[client], y[client]) for client in range(2)]
+    for client, (gradient, value) in enumerate(each):
+        wanted, loss = expected(x[client], y[client])
+        assert float(value) == pytest.approx(float(loss), abs=1e-12)
+        for name in wanted:
+            assert torch.allclose(gradient[name], wanted[name], atol=1e-12)
 
 
 def test_cross_entropy_by_hand() -> None:

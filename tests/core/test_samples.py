@@ -190,7 +190,7 @@ BY_GRADIENTS = [name for name in METHODS if only_by_gradients(METHODS[name].buil
 OPTIONS: dict[str, Any] = {"qupel": {"bits": 2}}  # without, it has one gradient of each minibatch too
 OTHERWISE = {
     *("pfedme", "perfedavg", "quped", "qupel", "fml", "fedrod"),
-    *("fedproto", "fedpac", "feddbe", "ifca", "fedem"),
+    *("fedproto", "fedpac", "feddbe", "fedcp", "gpfl", "ifca", "fedem"),
 }
 
 
@@ -279,7 +279,7 @@ def looks_elsewhere(method: str, monkeypatch: pytest.MonkeyPatch) -> bool:
 @pytest.mark.parametrize("method", tiered(METHODS, {"fedavg", "fedalt", "fedbcd", "scaffold"}))
 def test_a_method_that_reads_data_elsewhere_is_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no other is, but one whose objective is no mean over samples: gradients of single ones are another's."""
-    joint = method == "feddbe"  # a term of a batch's mean
+    joint = method in ("feddbe", "fedcp")  # a term of a batch's mean, or of its pairs
     assert looks_elsewhere(method, monkeypatch) == (method not in BY_GRADIENTS and not joint)
 
 

@@ -378,7 +378,7 @@ def played(
         assert recipe.cloud is not None
         clients = [int(client) for client in job.federation.data.seen if int(client) in simulation.store]
         states = {client: plain(simulation.store.get(client)) for client in clients}
-        servers = simulation.server * (recipe.cloud.servers if recipe.cloud.shared else 1)
+        servers = simulation.server * (recipe.cloud.servers // len(simulation.server))
         return [wire.encode(state) for state in servers], states
 
 
@@ -861,7 +861,7 @@ def _scored(recipe: Recipe, first: int, events: list[Aggregation], found: list[b
                     **_accuracies(simulation),
                 }
         assert recipe.cloud is not None
-        servers = simulation.server * (recipe.cloud.servers if recipe.cloud.shared else 1)
+        servers = simulation.server * (recipe.cloud.servers // len(simulation.server))
         assert [wire.encode(state) for state in servers] == found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -21,6 +22,7 @@ from together import Together
 from personafl.core import tree, wire
 from personafl.deploy import pki
 from personafl.deploy.device.dealing import deal
+from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net.messages import Announce, Beat, Code, Hello, Join, Proceed, Refused, Said, digest_of
 from personafl.deploy.net.transport import Channel, ask_status
 from personafl.deploy.server import coordinator as coordinator_module
@@ -105,6 +107,9 @@ def test_servers_that_mix_otherwise_and_step_again_give_the_simulators_bits(
     ("how", "robust"),
     [
         ("gossip", {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.5}}),
+        ("sync", {"rule": "mean", "clip": {"times": 1.0, "rounds": 2}, "most": 0.4}),
+        ("sync", {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.5}}),
+        pytest.param("sync", {"rule": "trimmed-mean", "f": 1, "pre": ["nnm"]}, marks=pytest.mark.system),
         pytest.param("async", {"rule": "trimmed-mean", "f": 1, "pre": ["nnm"]}, marks=pytest.mark.system),
     ],
 )
@@ -112,7 +117,7 @@ def test_each_server_takes_its_own_devices_updates_by_the_rule(
     how: str, robust: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     """To the simulator's bits: medians and guesses are a server's own, and are not mixed."""
-    cloud = OTHERWISE.get(how, {"protocol": "async", "first": 1})
+    cloud = {"protocol": how, **({"first": 1} if how == "async" else {})} | OTHERWISE.get(how, {})
     changes = {"robust": robust} if robust else {}
     recipe = cloud_recipe("ditto", 6, cloud={"servers": 2, **cloud}, rounds=3, **LINEAR, **changes)
     with Together(recipe, tmp_path) as made:
@@ -120,6 +125,37 @@ def test_each_server_takes_its_own_devices_updates_by_the_rule(
     assert made.outcome() == made.replayed()
     state = without_own(prepare(recipe).federation.serving().state)
     assert state.medians == state.centre == state.fates == ()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_a_device_that_sends_too_much_is_clipped_by_its_own_server(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word in the recipe: five thousand times the update moves no model further than three honest ones."""
+    cloud = {"servers": 2, "protocol": how, **({"first": 2} if how == "async" else {})}
+    train = LocalClient.train
+
+    def moved(folder: str, **changes: Any) -> float:
+        recipe = cloud_recipe("fedavg", 6, cloud=cloud, rounds=1, **LINEAR, **changes)
+        with Together(recipe, tmp_path / folder) as made:
+            before = wire.dense(made.cloud[0]._server.broadcast())
+            made.go_on()
+            after = [wire.dense(each._server.broadcast()) for each in made.cloud]
+            return max(float(tree.norm(tree.sub(model, before))) for model in after)
+
+    def hostile(client: LocalClient, round_: int, model: str, broadcast: bytes) -> None:
+        train(client, round_, model, broadcast)
+        pending = client.state.pending
+        if client.number == 0 and pending is not None:
+            sent = wire.decode_named(pending.update)
+            long = {name: leaf if name == "loss" else 5e3 * leaf for name, leaf in sent.items()}
+            client.state.pending = dataclasses.replace(pending, update=wire.encode(long))
+
+    honest = moved("honest")
+    monkeypatch.setattr(LocalClient, "train", hostile)
+    assert moved("clipped") < 3 * honest
+    assert moved("mean", robust={"rule": "mean"}) > 100 * honest
 
 
 LINEAR: dict[str, Any] = {"model": {"name": "linear"}, "training": {"steps": 2, "batch": 16}}

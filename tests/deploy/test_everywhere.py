@@ -49,7 +49,7 @@ def run(method: str, path: Path, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in left_by(path).items() if key not in APART}
 
 
-@pytest.mark.parametrize("method", tiered(["my_ditto", "fedrod"], ["my_ditto"]))
+@pytest.mark.parametrize("method", tiered(["my_ditto", "fedrod", "fedcp", "gpfl"], ["my_ditto"]))
 def test_a_method_that_keeps_the_laws_runs_everywhere(method: str, tmp_path: Path) -> None:
     plain = run(method, tmp_path / "plain")
     engine = SMALL["engine"]
@@ -92,6 +92,13 @@ def test_it_is_deployed_resumed_and_exported(method: str, tmp_path: Path) -> Non
     named = wire.decode_named((tmp_path / "run" / "global.safetensors").read_bytes())
     inside = loaded.network.state_dict()  # of the module that standardises its inputs
     assert {name: value.shape for name, value in inside.items()} == {n: v.shape for n, v in named.items()}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("method", ["fedcp", "gpfl"])
+def test_devices_have_networks_with_another_head(method: str, tmp_path: Path) -> None:
+    recipe = recipe_of(method, rounds=2)
+    assert outcome(*deployed(recipe, tmp_path)) == simulated(recipe)
 
 
 @pytest.mark.system

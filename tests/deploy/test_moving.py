@@ -66,6 +66,30 @@ def test_devices_of_a_server_that_is_out_go_on_as_in_the_simulator(
     assert found[1] == wanted[1]
 
 
+@pytest.mark.parametrize(
+    ("protocol", "method", "robust"),
+    [
+        ("async", "fedavg", {"clip": {"times": 1.0, "rounds": 3}, "most": 0.2}),
+        ("sync", "fedavg", {"rule": "centered-clipping", "f": 0, "clip": {"times": 1.0}}),
+        pytest.param("gossip", "ditto", {"rule": "trimmed-mean", "f": 0, "pre": ["nnm"]}, marks=pytest.mark.system),
+        pytest.param("rigorous", "ditto", {"rule": "krum", "f": 0, "clip": {"times": 1.0}}, marks=pytest.mark.system),
+    ],
+)
+def test_devices_of_a_server_that_is_out_are_taken_by_the_rule_of_their_new_one(
+    protocol: str, method: str, robust: dict[str, Any], tmp_path: Path
+) -> None:
+    """To the simulator's bits, with who was clipped: one order of updates, wherever devices come from."""
+    with Together(three(protocol, method, robust=robust), tmp_path) as made:
+        made.go_on(2)
+        made.collect(2)
+        made.drop(2, 0)
+        made.go_on()
+        state: Any = made.cloud[0]._server.state
+        assert len(state.fates) == 4
+    found, wanted = live(made)
+    assert found == wanted
+
+
 def test_an_update_counts_whose_device_did_not_hear_so_before_its_server_was_out(tmp_path: Path) -> None:
     """The answer was lost; the coordinator knows whose updates were in what it mixed."""
     with Together(three("sync"), tmp_path) as made:

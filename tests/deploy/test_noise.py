@@ -20,7 +20,6 @@ from processes import SMALL, States, plain, recipe_of
 from test_deployed import deployed, outcome
 
 from crash_driver import Failpoints, ended, forked
-from personafl.algorithms.private import PrivateServer
 from personafl.core import wire
 from personafl.deploy.net.messages import Code, Refused, Update
 from personafl.deploy.net.transport import ask_status
@@ -38,6 +37,7 @@ from personafl.storage.backup import back_up
 from personafl.storage.journal import Journal
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
+from personafl.uploads.private import PrivateServer
 
 pytest.importorskip("dp_accounting", reason="differential privacy is accounted for by dp-accounting")
 

@@ -17,6 +17,7 @@ from test_deployed import deployed, outcome
 from personafl.core import wire
 from personafl.deploy.device.state import DeviceState, Pending
 from personafl.deploy.device.summing import Summing
+from personafl.deploy.device.tries import Tries
 from personafl.deploy.net.messages import Accepted, Code, Message, Refused, Said, Update, Wait
 from personafl.deploy.net.stages import Begin, Try
 from personafl.deploy.server.going_back import roll_back
@@ -25,6 +26,7 @@ from personafl.deploy.server.rounds import Rounds
 from personafl.errors import BadInput, Failed
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.secure.circle import Circle
 from personafl.secure.faults import Breach, Fault
 from personafl.secure.fixed import Grid
 from personafl.secure.messages import Keys, decoded
@@ -109,11 +111,24 @@ def test_a_try_that_breaks_is_made_again_with_other_keys(tmp_path: Path, monkeyp
     assert outcome(made, rounds) == simulated(recipe)
 
 
-def test_a_device_that_has_opened_is_in_no_other_sum() -> None:
+CIRCLE = Circle((0, 2, 3), 2)
+
+
+@pytest.mark.parametrize(
+    ("opened", "tries"),
+    [
+        (3, Tries()),
+        (-1, Tries(3, "8" * 32)),
+        (-1, Tries(4, "0" * 32)),
+        (-1, Tries(3, "7" * 32).with_mask(CIRCLE)),
+    ],
+    ids=["opened", "in a later try", "in a later round", "masked in it"],
+)
+def test_a_device_that_may_be_in_a_sum_is_in_no_other(opened: int, tries: Tries) -> None:
     """Its server offers another try of the round: it takes no step, and waits to hear that the first counts."""
     asked: list[Message] = []
-    state = SimpleNamespace(pending=Pending(3, "0" * 64, b"", {}), opened=3)
-    offers = [Try(attempt="0" * 32, clients=4, most=4, weight=1.0), Wait(), Accepted(before=True)]
+    state = SimpleNamespace(pending=Pending(3, "0" * 64, b"", {}), opened=opened, tries=tries)
+    offers = [Try(attempt="7" * 32, clients=4, most=4, weight=1.0), Wait(), Accepted(before=True)]
 
     class Server:
         async def ask(self, message: Message, payload: bytes = b"") -> Said:
@@ -140,13 +155,54 @@ def test_a_device_that_counts_more_than_a_sum_is_for_takes_no_part(monkeypatch: 
     assert raised.value.fault is Fault.BAD_NUMBER
 
 
+def test_a_try_is_noted_before_keys_are_made_and_before_a_masked_vector_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill right after anything is said would leave: the try, and from the vector on who could open it."""
+    said, noted = Summing._said, dict[tuple[int, int], Tries]()
+
+    async def looked(self: Summing, session: Any, at: int, *rest: Any) -> Any:
+        client = self._client
+        kept = DeviceState(client.state.directory, client.run, client.number).tries
+        assert (kept.round, kept.attempt) == (session.round, session.attempt)
+        noted[client.number, at] = kept
+        return await said(self, session, at, *rest)
+
+    monkeypatch.setattr(Summing, "_said", looked)
+    deployed(summed("fedavg", 4, rounds=1), tmp_path)
+    circles = {number: Circle(tuple(sorted({0, 1, 2, 3} - {number})), 2) for number in range(4)}
+    for (number, at), tries in noted.items():
+        assert list(tries.masked.values()) == ([circles[number]] if at >= 2 else [])
+    assert len(noted) == 16
+
+
+def test_tries_go_forward() -> None:
+    """A device comes back to a try only as long as it has masked nothing in it; another round has other ones."""
+    tries = Tries().with_keys(2, "5")
+    assert tries.allow(2, "5")
+    assert tries.allow(2, "6")
+    assert not tries.allow(2, "4")
+    assert not tries.allow(1, "6")
+    tries = tries.with_mask(CIRCLE)
+    assert not tries.allow(2, "5")
+    assert tries.with_keys(2, "6").masked == {"5": CIRCLE}
+    assert tries.with_keys(3, "1") == Tries(3, "1")
+    assert Tries.of(json.loads(json.dumps(tries.said()))) == tries
+    assert Tries.of(None) == Tries()
+
+
 def test_a_state_remembers_what_was_opened(tmp_path: Path) -> None:
     state = DeviceState(tmp_path, "run", 1)
     state.commit(Pending(2, "0" * 64, b"update", {}))
     state.open()
     assert DeviceState(tmp_path, "run", 1).opened == 2
+    tries = state.tries.with_keys(2, "5").with_mask(CIRCLE)
+    state.tried(tries)
     state.refused()
-    assert DeviceState(tmp_path, "run", 1).opened == 2
+    kept = DeviceState(tmp_path, "run", 1)
+    assert (kept.opened, kept.tries) == (2, tries)
+    kept.go_back(0)
+    assert (kept.opened, kept.tries) == (2, tries)
 
 
 def test_a_single_update_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import personafl.evaluate.score as score
 from personafl.core.algorithm import Problem
@@ -72,6 +73,39 @@ def plain(net: Net, models: list[Params], data: FederatedData, clients: list[int
     return np.array(result)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_each_token_of_a_client_counts_alike(stacked: bool) -> None:
+    """Accuracy, loss and perplexity are torch's over all tokens of a client, however they are cut into sequences."""
+    data, net = data_of((3, 1, 2), (6,), sequence=6), net_of("window")
+    data.y[:, 2:][::2] = -1  # every other sequence is short
+    problem, clients = Problem(net, cross_entropy, data=data.shape), np.arange(3)
+    params = params_of(net, 0)
+    if stacked:
+        models = {name: torch.stack([value, value, value]) for name, value in params.items()}
+        scores = score.try_personal(problem, models, data, data.test, clients).scores()
+    else:
+        scores = score.try_shared(problem, params, data, data.test, clients).scores()
+    for client in range(3):
+        output, target = net.apply(params, data.x[data.test[client]]).flatten(0, 1), data.y[data.test[client]].flatten()
+        loss = functional.cross_entropy(output, target, ignore_index=-1)
+        hits = (output.argmax(-1) == target)[target >= 0].double().mean()
+        assert scores.loss[client] == pytest.approx(float(loss), abs=1e-12)
+        assert scores.accuracy[client] == pytest.approx(float(hits), abs=1e-7)  # shares are single precision
+        assert scores.metrics["perplexity"][client] == pytest.approx(float(loss.exp()), rel=1e-12)
+
+
+def test_perplexity_is_of_cross_entropy_alone() -> None:
+    """A loss of the user's has no perplexity, and a client without tests has none."""
+    data, net = data_of((0, 2), (6,), sequence=6), net_of("window")
+    own = Problem(net, lambda outputs, targets: cross_entropy(outputs, targets) + 1, data=data.shape)
+    assert score.try_shared(own, params_of(net, 0), data, data.test, np.arange(2)).scores().metrics == {}
+    problem = Problem(net, cross_entropy, data=data.shape)
+    found = score.try_shared(problem, params_of(net, 0), data, data.test, np.arange(2))
+    assert np.isnan(found.scores().metrics["perplexity"]).tolist() == [True, False]
+    other = found.of(np.array([1])).scores()
+    assert other.loss[0] == found.scores().loss[1]
+
+
 @pytest.mark.parametrize("few", [False, True], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("name", NETS)
@@ -79,7 +113,7 @@ def test_shared_personal_and_a_plain_loop_agree(
     name: str, sizes: tuple[int, ...], few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if few:
-        monkeypatch.setattr(score, "_SAMPLES", 2)
+        monkeypatch.setattr(score, "PASS", 2)
     net, data = net_of(name), data_of(sizes, sequence=9 if name == "window" else 0)
     clients = np.arange(len(sizes))[::-1].copy()  # in the order asked for
     params = params_of(net, 1)
@@ -126,17 +160,25 @@ def test_what_clients_share_is_computed_for_all_at_once(name: str, monkeypatch: 
     np.testing.assert_allclose(scores.loss, plain(net, models, data, clients.tolist())[:, 1], rtol=1e-12)
 
 
+def test_a_pass_has_fewer_samples_of_those_that_are_large() -> None:
+    net = Net(lambda: nn.Linear(4, 3))
+    assert score._at_once(net) == score.PASS
+    net.sample_bytes = score._MEMORY // 100
+    assert score._at_once(net) == 100
+    net.sample_bytes = 2 * score._MEMORY
+    assert score._at_once(net) == 1
+
+
 def test_similar_clients_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of at most so many samples with padding; a client that is larger than that is alone.
 
     Clients that hardly differ stay in their order, in which their models need not be copied.
     """
-    monkeypatch.setattr(score, "_SAMPLES", 12)
-    assert [group.tolist() for group in score._similar(np.array([3, 1, 2, 5, 4]), 8)] == [[0, 1, 2], [3, 4]]
+    assert [group.tolist() for group in score._similar(np.array([3, 1, 2, 5, 4]), 8, 12)] == [[0, 1, 2], [3, 4]]
     monkeypatch.setattr(score, "_PADDING", 1)
-    groups = [group.tolist() for group in score._similar(np.array([0, 5, 2, 3, 0, 20, 4, 6]), 8)]
+    groups = [group.tolist() for group in score._similar(np.array([0, 5, 2, 3, 0, 20, 4, 6]), 8, 12)]
     assert groups == [[2, 3, 6], [1, 7], [5]]
-    assert [len(group) for group in score._similar(np.array([1, 1, 1]), 1)] == [1, 1, 1]
+    assert [len(group) for group in score._similar(np.array([1, 1, 1]), 1, 12)] == [1, 1, 1]
 
 
 def test_gains_are_paired_sample_by_sample() -> None:

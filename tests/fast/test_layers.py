@@ -69,6 +69,23 @@ def test_stacked_clients(owned: bool) -> None:
     assert not any(leaf.requires_grad for leaf in (*moved.values(), value))
 
 
+def of_a_vector(params: Params, x: Tensor) -> Tensor:
+    return functional.linear(x, params["first"], params["bias"]).square().sum()
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_layer_may_be_applied_to_a_vector(stacked: bool) -> None:
+    found = (
+        vmap(lambda p, x: step(of_a_vector, p, x, RATE))(WEIGHTS, X[:, 0, 0])[0]
+        if stacked
+        else tree.stack([step(of_a_vector, one(client), X[client, 0, 0], RATE)[0] for client in range(CLIENTS)])
+    )
+    for client in range(CLIENTS):
+        gradient = grad_and_value(of_a_vector)(one(client), X[client, 0, 0])[0]
+        assert_close(tree.take(found, client), add_scaled(one(client), gradient, RATE))
+
+
 def test_clients_that_begin_with_one_model() -> None:
     moved, _ = vmap(lambda x: step(objective, one(0), x, RATE))(X)
     for client in range(CLIENTS):

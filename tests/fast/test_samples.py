@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from personafl.core.batches import Batch
 from personafl.core.guard import Guard
@@ -27,6 +28,13 @@ NETS: dict[str, Any] = {
         nn.GELU(),
         nn.Flatten(),
         nn.Linear(12, 3),
+    ),
+    "wide patches": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 3, dilation=(2, 1), padding=(0, 1), stride=(1, 3)),
+        nn.Tanh(),
+        nn.Conv2d(2, 3, 2, dilation=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(6, 3),
     ),
 }
 
@@ -66,6 +74,29 @@ def test_it_is_the_definition(name: str) -> None:
         both = vmap(lambda own, *parts: of(samples.clipped_sums, own, *parts))(stacked, *batch[:4])
         together = {n: torch.stack([one[n] for one in each]) for n in each[0]}
         torch.testing.assert_close(both, together, rtol=0, atol=1e-12)
+
+
+def test_patches_are_copied_at_once_and_nothing_large_is_turned() -> None:
+    """`im2col` starts a kernel for each image on a GPU, and a copy of all patches takes as long as the products.
+
+    The largest that is copied are the patches of the first layer, 9 · 64 numbers of each sample: once.
+    """
+    net = Net(lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3)))
+    net, copied = net.to(torch.device("cpu"), torch.float64), []
+    params = {name: value.double() for name, value in net.init(torch.Generator().manual_seed(0)).items()}
+    batch = Batch(*(part[0] for part in some(2, 5)[:4]))
+
+    class Looked(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            assert func is not torch.ops.aten.im2col.default
+            if func in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default) and found.numel() >= 5 * 9 * 64:
+                copied.append(found.numel())
+            return found
+
+    with Looked():
+        samples.clipped_sums(MeanLoss(net, cross_entropy), params, batch, torch.tensor(0.4), None)
+    assert copied == [5 * 9 * 64]
 
 
 @pytest.mark.parametrize("words", [1, 4])

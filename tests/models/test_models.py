@@ -21,7 +21,7 @@ from personafl.models.network import Network, SharedNetwork
 
 
 def test_every_model_has_a_case() -> None:
-    assert CASES.keys() == MODELS.keys()
+    assert CASES.keys() == MODELS.keys() - {"pretrained"}  # which needs a folder: test_pretrained.py
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from models.cases import CASES, CHARACTERS, FEATURES, IMAGES, TRANSFORMER
+from personafl.algorithms import METHODS
+from personafl.algorithms.training import Training
 from personafl.core.split import Split
 from personafl.errors import BadInput
-from personafl.models import make_net, make_net_and_split, personal_split
+from personafl.models import default_model, make_net, make_net_and_split, personal_split
 from personafl.models.adapters import is_adapter
 from personafl.models.network import Network, SharedNetwork
 
@@ -37,6 +39,8 @@ def chosen(name: str, personal: str | list[str]) -> list[str]:
         ("resnet18", "output", ["output.weight", "output.bias"]),
         ("bag", "input", ["embedding.weight"]),
         ("window", "output", ["output.weight", "output.bias"]),
+        ("window", "auto", ["norm_in.weight", "norm_in.bias", "norm.weight", "norm.bias"]),
+        ("mlp", "auto", ["3.weight", "3.bias"]),
         ("speech", "input", [f"subsample.{i}.{what}" for i in (0, 2) for what in ("weight", "bias")]),
         ("speech", "output", ["blocks.1.hidden_out.weight", "blocks.1.hidden_out.bias"]),
         ("additive", "personal", ["personal.weight", "personal.bias", "personal.mixture"]),
@@ -72,6 +76,17 @@ def test_body_and_output_are_all_there_is_and_have_nothing_in_common() -> None:
     net, split = make_net_and_split(SharedNetwork(personal="body"), FEATURES, Own())
     assert split is not None
     assert {name for name in net.shapes if not split.is_personal(name)} == {"last.weight", "last.bias"}
+
+
+def test_next_tokens_have_no_personal_output_by_default() -> None:
+    """It has a row per token, of which a client with a few lines learns few; without norms there is no other part."""
+    text = default_model(CHARACTERS.shape)
+    for options, part in ((text.options, "norm"), ({}, "output")):
+        for method in ("fedalt", "fedsim"):
+            personal = METHODS[method].build(Training()).personal
+            net, split = make_net_and_split(SharedNetwork(name=text.name, personal=personal, **options), CHARACTERS)
+            assert split is not None
+            assert {name.split(".")[0].split("_")[0] for name in net.shapes if split.is_personal(name)} == {part}
 
 
 def test_norms() -> None:
@@ -142,7 +157,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "mlp",
             "ouput",
-            r"'ouput' matches no parameter of this model; parts: adapter, body, input, norms, output; param.*1\.w",
+            r"parts: adapter, auto, base, body, input, lora, lora_A, lora_B, norms, output; parameters: .*1\.weight",
         ),
         ("mlp", "norms", r"'norms' matches no parameter of this model \(it has no normalisation layers"),
         ("linear", "body", r"'body' matches no parameter of this model \(it is all output\)"),
@@ -153,7 +168,11 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         ("mlp", "*", r"'\*' makes every parameter personal; parts: "),
         ("mlp", ["input", "output"], "'input' and 'output' makes every parameter personal"),
         ("linear", "output", "makes every parameter personal"),
-        ("additive", "persnal", "parts: adapter, body, input, norms, output, personal; "),
+        (
+            "additive",
+            "persnal",
+            "parts: adapter, auto, base, body, input, lora, lora_A, lora_B, norms, output, personal; ",
+        ),
         ("resnet18", "head", r"stem\.weight, .*, …, .*output\.bias \(\d+ in all\)"),
     ],
 )

@@ -9,10 +9,10 @@ import torch
 from scipy import stats
 
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.private import PrivateServer
 from personafl.privacy.distributed import client_key, lattice_for, sent
 from personafl.privacy.mechanisms import Accounted
 from personafl.privacy.noise import make_key
+from personafl.uploads.private import PrivateServer
 
 pytest.importorskip("dp_accounting", reason="differential privacy is accounted for by dp-accounting")
 

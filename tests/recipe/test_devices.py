@@ -41,7 +41,8 @@ from personafl.runs.job import Job
 from personafl.runs.listener import Progress
 from personafl.runs.profiles import deal
 from personafl.runs.result import _with_choice
-from personafl.runs.scoring import SHARES, Scored
+from personafl.runs.scoring import Scored
+from personafl.runs.trying import SHARES
 
 SMALL: dict[str, Any] = {
     "rounds": 3,

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from personafl import BadInput, Recipe
 from personafl.algorithms import METHODS
-from personafl.algorithms.uplink import CompressedClient, LowRank, TopEntries, Whole, compressed
 from personafl.core.batches import Steps
 from personafl.core.optim import Adaptive, Sgd
 from personafl.core.schedule import Exponential, Linear
 from personafl.recipe.values import apply_overrides, from_words, read_toml
+from personafl.uploads.codecs import LowRank, TopEntries, Whole
+from personafl.uploads.uplink import CompressedClient, compressed
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from personafl.report.cells import Cell, cells
 from personafl.report.differences import difference_figures
-from personafl.report.findings import scored, sentence
+from personafl.report.findings import behind, scored, sentence
 from personafl.report.groups import by_group, group_figures
 from personafl.report.measure import ACCURACY, Measure
 from personafl.runs.result import Result
@@ -90,6 +90,50 @@ def test_one_method_is_compared_with_its_own_global_model() -> None:
 def test_a_tuned_model_is_the_last_one() -> None:
     tuned = made("fedalt", **{"global": [0.1] * 4, "personal": [0.2] * 4, "tuned": [0.81, 0.72, 0.62, 0.93]})
     assert sentence([FEDAVG, tuned]).startswith("fedalt (tuned) beats fedavg (global) by 2.0")
+
+
+# Differences to fedavg −1, −2, −2, −3: 2 points below, ± 1.3; to its own global model −3, −2, −2, −3: 2.5 ± 3.1824/√12.
+QUPED = made("quped", **{"global": [0.82, 0.70, 0.60, 0.90], "personal": [0.79, 0.68, 0.58, 0.87]})
+
+
+def test_who_is_behind_the_better_baseline_is_said_with_what_to_do() -> None:
+    """Local training is 0.5 points above FedAvg, but 6 to 9 points lower in the second case."""
+    sized = made("quped", **{"global": [0.8] * 4, "personal": [0.79, 0.68, 0.58, 0.87]}, train=[9, 40, 10, 12])
+    poor = made("local", personal=[0.7, 0.6, 0.5, 0.8])
+    assert behind([FEDAVG, sized, DITTO, poor]) == [
+        "quped: clients' own models are 2.0 ± 1.3 points below fedavg (global), and worse for 100% of clients, who "
+        "have 11 training samples in the median; with data.validation=0.2 each client keeps its own model only where "
+        "that is shown to be better"
+    ]
+    better = made("local", personal=[0.82, 0.72, 0.62, 0.92])
+    assert behind([better, sized, FEDAVG])[0].startswith(
+        "quped: clients' own models are 4.0 ± 1.3 points below local ("
+    )
+
+
+def test_a_single_method_is_held_to_its_own_global_model_and_few_points_are_not_said() -> None:
+    assert behind([QUPED])[0].startswith("quped: clients' own models are 2.5 ± 0.9 points below quped (global), and")
+    assert behind([FEDAVG, DITTO]) == behind([LOCAL, FEDAVG]) == behind([FEDAVG]) == behind([]) == []
+    near = made("apfl", personal=[0.797, 0.696, 0.596, 0.895])  # 0.3 to 0.5 points below, which is told apart
+    assert behind([FEDAVG, near]) == []
+    scattered = made("apfl", personal=[0.99, 0.50, 0.40, 0.95])  # −9 on average, ± 25
+    assert behind([FEDAVG, scattered]) == []
+
+
+def test_chosen_models_that_are_not_behind_are_the_remedy() -> None:
+    """Means: fedavg 75.0 %, its rival 73.0 %; chosen ones of 74.5 % are within a point, and of 73.5 % are not."""
+    for chosen, remedy in (
+        (0.745, "the models chosen by validation data have 74.5 %: keep those"),
+        (0.735, "take fedavg"),
+    ):
+        run = made("quped", **{"global": [0.1] * 4, "personal": [0.79, 0.68, 0.58, 0.87]})
+        row = {"method": "quped", "seed": 0, "model": "chosen", "clients": "seen", "split": "test", "accuracy": chosen}
+        run[1].rows.append(row)
+        assert f"; {remedy}" in behind([FEDAVG, run])[0]
+    whole = made("binaryrelax", personal=[0.79, 0.68, 0.58, 0.87])  # it has no global model to fall back on
+    assert behind([FEDAVG, whole])[0].endswith(
+        "; take fedavg, or tune the method by validation data (personafl compare --tune 12)"
+    )
 
 
 def test_clients_without_a_score_and_unread_test_data() -> None:

@@ -209,6 +209,24 @@ def test_many_curves_have_no_bands(comparison: Path, monkeypatch: pytest.MonkeyP
     assert "bands ±" not in curve_figures(runs)[0].caption
 
 
+def test_who_is_behind_is_said_wherever_results_are_shown(
+    comparison: Path, called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All runs are looked at; it is text in a page, a warning in JSON, and nothing is said where nobody is behind."""
+    for module in ("findings", "page"):
+        monkeypatch.setattr(f"personafl.report.{module}.behind", lambda runs: [f"{len(runs)} runs are <behind>"])
+    found = personafl.load(comparison)
+    line = f"{len(found.results)} runs are <behind>"
+    assert called("show", str(comparison))[2] == f"warning: {line}\n"
+    assert json.loads(called("show", str(comparison), "--json")[1])["warnings"] == [line]
+    assert f"warning: {line}" in str(found)
+    for text in (page(comparison), found._repr_html_()):
+        assert line in unescape(text)
+        assert "<behind>" not in text
+    monkeypatch.undo()
+    assert "behind" not in str(found)
+
+
 def test_page_and_terminal_say_what_was_found(comparison: Path, called: Called) -> None:
     """The difference is that of the table, and the share that of the clients of both seeds."""
     text = page(comparison)

@@ -25,6 +25,9 @@ def test_a_clip_follows_the_medians_of_the_last_rounds() -> None:
         ([1, 1, 1, 1e6], 0.25, [1, 1, 1, 1]),
         ([1, 5, 9], 0.4, [1, 2, 2]),  # c = 0.4 (1 + 2c)
         ([1, 5, 9], 0.2, [5, 5, 5]),  # a third is the least that the largest can have
+        ([1, 5, 12], 0.2, [5, 5, 5]),  # all alike, as the one in the middle: a claim is worth nothing to their sum
+        ([2, 1e6], 0.2, [2, 2]),
+        ([1, 4, 4], 0.2, [3, 3, 3]),  # and the sum is never more than it was
         ([7], 0.1, [7]),
     ],
 )

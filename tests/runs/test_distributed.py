@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from personafl import api
-from personafl.algorithms.distributed import SharedNoiseServer
 from personafl.errors import BadInput
 from personafl.privacy.mechanisms import Accounted
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.storage.files import read_json
+from personafl.uploads.distributed import SharedNoiseServer
 
 pytest.importorskip("dp_accounting", reason="differential privacy is accounted for by dp-accounting")
 

@@ -250,6 +250,14 @@ def test_a_workers_traceback_is_no_reason() -> None:
     assert "File x" in failure.traceback
 
 
+def test_of_a_workers_message_of_several_lines_the_first_is_the_reason() -> None:
+    """What torch says of a wrong shape; and what was raised while something else was handled comes last."""
+    first = "Traceback (most recent call last):\n  File x\nKeyError: 3\n\nDuring handling of the above exception:\n\n"
+    last = "Traceback (most recent call last):\n  File y\nRuntimeError: no such rows:\n\tsize\nsee z\n"
+    text = f"clients 1, 2: {first}{last}"
+    assert failure_of(WorkerFailed(text, 0), "").words == "failed: clients 1, 2: RuntimeError: no such rows:"
+
+
 def test_all_that_cannot_start_are_named_at_once(tmp_path: Path) -> None:
     """QuPeD has no layer to quantize, FedAlt no part of its own; nothing is written."""
     options = {"quped": {"bits": 2}, "qupel": {"bits": 2}}

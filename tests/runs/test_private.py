@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from personafl import api
-from personafl.algorithms.private import PrivateServer
 from personafl.core import tree
 from personafl.errors import BadInput
 from personafl.privacy.accounting import epsilon
@@ -19,6 +18,7 @@ from personafl.runs.build import prepare
 from personafl.simulate.simulator import Simulation
 from personafl.storage.files import read_json
 from personafl.storage.store import Store
+from personafl.uploads.private import PrivateServer
 
 pytest.importorskip("dp_accounting", reason="differential privacy is accounted for by dp-accounting")
 

@@ -1,8 +1,10 @@
 """Runs with [robust]: those without it where nothing is asked, and what is refused before anything runs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.robust import RobustSection, RuleName
 from personafl.robust.table import RULES
+from personafl.robust.weighing import capped
 from personafl.runs.build import prepare
 from personafl.runs.robust import ON_DEVICES, section_of
 from personafl.simulate.cloud import make_simulation
@@ -44,13 +47,28 @@ def after(given: Recipe, path: Path) -> tuple[Simulation, Any]:
 
 
 def model(simulation: Simulation) -> torch.Tensor:
-    state = simulation.server
+    return vector(simulation.server)
+
+
+def vector(state: Any) -> torch.Tensor:
+    """Return the model of a server's state."""
     shared = state.own.shared if hasattr(state, "own") else state.shared
     return torch.cat([leaf.flatten() for leaf in tree.leaves(shared.model)])
 
 
 def test_the_names_are_those_of_the_table() -> None:
     assert set(RuleName.__args__) == set(RULES)  # type: ignore[attr-defined]
+
+
+def test_fedslr_has_a_rule_where_its_server_takes_the_mean_alone(tmp_path: Path) -> None:
+    """As in LPGD (eqs. 18, 19): low rank is the clients' work, and the server averages."""
+    method = {"name": "fedslr", "solver": "lpgd"}
+    simulation, last = after(recipe(method=method), tmp_path)
+    assert last.told == {"left_out": 0.0}
+    assert type(simulation.server).__name__ == "Robust"
+    for solver in ("dual", "gpgd"):
+        with pytest.raises(BadInput, match="robust: what fedslr's clients send is more than changes"):
+            prepare(recipe(method={**method, "solver": solver}))
 
 
 def test_a_mean_with_nothing_more_is_the_run_without_it(tmp_path: Path) -> None:
@@ -81,8 +99,8 @@ def test_a_run_has_its_rule_and_tells_of_it(tmp_path: Path) -> None:
         ({"method": {"name": "scaffold"}}, False),
         ({"secure": {}, "method": {"name": "fedavg"}}, False),
         ({"privacy": {"noise": 1.0}, "method": {"name": "fedavg"}}, False),
-        ({"cloud": {"servers": 2}, "federation": {}}, False),
-        ({"cloud": GOSSIP, "federation": {}}, False),
+        ({"cloud": {"servers": 2}, "federation": {}}, True),
+        ({"cloud": GOSSIP, "federation": {}}, True),
     ],
 )
 def test_servers_of_real_devices_clip_unless_they_are_told_not_to(sections: dict[str, Any], default: bool) -> None:
@@ -130,6 +148,57 @@ def test_each_server_of_a_cloud_has_a_rule_and_medians_of_its_own(tmp_path: Path
     assert not torch.equal(*shared)  # each has taken its own uploads since they were mixed
 
 
+@pytest.mark.parametrize(
+    ("robust", "weights"),
+    [
+        ({"rule": "median", "f": 2}, lambda samples: np.ones_like(samples)),
+        ({"clip": {"times": 1.0}, "most": 0.19}, lambda samples: capped(torch.from_numpy(samples), 0.19).numpy()),
+    ],
+)
+def test_servers_with_one_model_hand_in_what_their_rules_make(
+    robust: dict[str, Any], weights: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """By hand: from one start s the models of gossip are s + R_n after a round, that of sync s + Σ W_n R_n / Σ W_n.
+
+    R_n is what the rule of server n makes of its uploads, and W_n what these weigh, cut to their share.
+    """
+    sides: dict[str, dict[str, Any]] = {"gossip": GOSSIP, "sync": {"servers": 2}}
+    made = {
+        name: make_simulation(
+            prepare(recipe(federation={}, robust=robust, cloud=cloud)).federation, Store(tmp_path / name, 2**20)
+        )
+        for name, cloud in sides.items()
+    }
+    federation = made["sync"].federation
+    assert federation.cloud is not None
+    for simulation in made.values():
+        simulation.step(0)
+    heavy = [
+        weights(federation.data.train.sizes_of(own).astype(float)).sum() for own in federation.cloud.topology.devices
+    ]
+    own, other = (vector(state) for state in made["gossip"].server)
+    first, second = made["sync"].server
+    mean = (heavy[0] * own + heavy[1] * other) / sum(heavy)
+    torch.testing.assert_close(vector(first), mean, rtol=0, atol=1e-6)
+    assert torch.equal(vector(first), vector(second))
+    assert not torch.equal(own, other)
+    assert [len(state.fates) for state in (first, second)] == [6, 6]
+
+
+def test_a_sync_cloud_with_rules_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    """With the medians and the guess of each server."""
+    robust = {"rule": "centered-clipping", "f": 1, "clip": {"times": 1.0}}
+    federation = prepare(recipe(federation={}, robust=robust, cloud={"servers": 2}, method=None)).federation
+    whole = make_simulation(federation, Store(tmp_path / "whole", 2**20))
+    whole.step(0)
+    again = make_simulation(federation, Store(tmp_path / "again", 2**20), wire.encode(whole.saved()))
+    for simulation in (whole, again):
+        simulation.step(1)
+    assert wire.encode(again.saved()) == wire.encode(whole.saved())
+    one, other = whole.server
+    assert not torch.equal(one.medians, other.medians)
+
+
 def test_uploads_count_alike_unless_they_are_averaged() -> None:
     assert recipe().federation.weights == "uniform"
     assert recipe(robust={}).federation.weights == "examples"
@@ -146,7 +215,6 @@ def test_hostile_clients_are_a_count_or_a_share(f: int | float, cohort: int, hos
     [
         ({"secure": {}}, r"robust: with \[secure\] single uploads are not seen"),
         ({"privacy": {"noise": 1.0}, "federation": {}}, r"robust: with \[privacy\] noise is for the mean"),
-        ({"cloud": {"servers": 2}, "federation": {}}, "robust: the servers of a sync cloud hand in sums"),
         (
             {
                 "cloud": {"servers": 2, "protocol": "async", "first": 1},

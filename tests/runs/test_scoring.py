@@ -9,7 +9,8 @@ from personafl.core.batches import Steps
 from personafl.core.losses import correct, cross_entropy
 from personafl.core.optim import Sgd
 from personafl.core.tree import Params
-from personafl.runs.scoring import SHARES, _blend, score
+from personafl.runs.scoring import score
+from personafl.runs.trying import SHARES, blend
 from personafl.testing import Case, make_case
 
 TRAINING = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1))
@@ -53,7 +54,7 @@ def test_every_model_and_its_gains_by_a_plain_loop(method: str) -> None:
 def test_a_blend_does_not_copy_what_clients_have_in_common() -> None:
     shared = {"body": torch.rand(1000), "head": torch.rand(3)}
     stacked = {"body": torch.rand(1000).expand(4, 1000), "head": torch.rand(4, 3)}
-    blend = _blend(shared, stacked, 0.25)
-    assert blend["body"].untyped_storage().nbytes() == 4 * 1000
+    found = blend(shared, stacked, 0.25)
+    assert found["body"].untyped_storage().nbytes() == 4 * 1000
     for name, own in stacked.items():
-        torch.testing.assert_close(blend[name], 0.75 * shared[name] + 0.25 * own)
+        torch.testing.assert_close(found[name], 0.75 * shared[name] + 0.25 * own)

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from personafl.algorithms.secure import FixedPointServer
 from personafl.core import tree
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
+from personafl.uploads.secure import FixedPointServer
 
 SMALL: dict[str, Any] = {
     "rounds": 2,

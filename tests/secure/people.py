@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
 
+from personafl.secure.circle import Circle
 from personafl.secure.client import Client
 from personafl.secure.credentials import Authority, Credentials
 from personafl.secure.fixed import Grid
@@ -76,10 +77,21 @@ def total(vectors: Vectors, numbers: Collection[int]) -> NDArray[np.uint32]:
 class Round:
     """A session of everyone, step by step. `changed[stage]` changes what the server tells or clients say in it."""
 
-    def __init__(self, session: Session, numbers: Collection[int], *, ca: Authority | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        numbers: Collection[int],
+        *,
+        ca: Authority | None = None,
+        before: Mapping[int, Collection[Circle]] | None = None,
+    ) -> None:
+        """`before` are the circles of earlier tries that clients remember."""
         self.ca = ca or authority()
         self.session, self.numbers = session, sorted(numbers)
-        self.clients = {number: Client(session, number, person(number), self.ca) for number in self.numbers}
+        self.clients = {
+            number: Client(session, number, person(number), self.ca, (before or {}).get(number, ()))
+            for number in self.numbers
+        }
         self.server = Aggregation(session, self.numbers, self.ca)
         self.vectors = vectors_of(self.numbers, session.length)
 

@@ -29,9 +29,10 @@ from personafl import Recipe, api, cli
 from personafl.core import tree
 from personafl.errors import BadInput, Diverged, PersonaError
 from personafl.recipe.values import apply_overrides
-from personafl.runs import checkpoints, learners
+from personafl.runs import checkpoints, learners, loop, recording
 from personafl.runs.build import prepare
 from personafl.runs.listener import Progress
+from personafl.runs.scoring import Scored, score
 from personafl.simulate.cloud import make_simulation
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.ray import cluster, node
@@ -150,6 +151,11 @@ SELDOM = ["engine.checkpoint_seconds=1000", "evaluation.every=2"]  # so states a
 BITS = {
     "no states": ["method.name=fedavg"],
     "a part of the model": ["method.name=fedalt", "model.name=mlp", "model.personal=output", *SELDOM],
+    "fine-tuned": ["method.name=ditto", "model.name=mlp", "finetune=true", "method.tune_epochs=2", *SELDOM],
+    "fine-tuned newcomers of a cloud": [
+        *("method.name=fedalt", "model.name=mlp", "model.personal=output", "federation.cohort=1.0"),
+        *("cloud.servers=2", "cloud.active=1", "engine.strategy=stacked", *SELDOM),
+    ],
     "a correction": ["method.name=scaffold", "training.momentum=0", *SELDOM],
     "a whole model": ["method.name=ditto", "engine.strategy=stacked", "engine.memory_mb=1", *SELDOM],
     "offline": ["method.name=fedbcdi", "training.momentum=0", "federation.cohort=3", "federation.offline=2", *SELDOM],
@@ -178,7 +184,7 @@ def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: 
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
 
 
-@pytest.mark.parametrize("case", ["a part of the model", "a buffer", "a robust rule"])
+@pytest.mark.parametrize("case", ["a part of the model", "fine-tuned", "a buffer", "a robust rule"])
 def test_so_it_has_with_nodes_in_this_process(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", RAY)
     recipe = apply_overrides(RECIPE, BITS[case])
@@ -195,6 +201,44 @@ def test_so_it_has_with_nodes_in_this_process(case: str, tmp_path: Path, monkeyp
     api.run(recipe, out=tmp_path / "here")
     assert fetched == {0, 1}
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
+
+
+def same(one: Scored, two: Scored) -> bool:
+    """Say whether scores have the same bits."""
+    columns = [
+        (values, two.scores[key].measures()[name])
+        for key, scores in one.scores.items()
+        for name, values in scores.measures().items()
+    ]
+    return one.scores.keys() == two.scores.keys() and all(np.array_equal(*pair, equal_nan=True) for pair in columns)
+
+
+def test_clients_are_scored_and_fine_tuned_where_their_states_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a state is brought here for it, nor is a network run here."""
+    monkeypatch.setitem(sys.modules, "ray", RAY)
+    job = prepare(Recipe.parse(apply_overrides(RECIPE, BITS["fine-tuned"])))
+    clients, splits = np.arange(job.federation.data.clients), {"test": job.federation.data.test}
+    found, tuned = [], []
+    for name, make in (("there", RayWorkers), ("here", LocalWorkers)):
+        with done_by(make):
+            simulation = make_simulation(job.federation, Store(tmp_path / name, 2**20))
+        simulation.step(0)
+        with monkeypatch.context() as patch:
+            if make is RayWorkers:
+                patch.setattr(RayWorkers, "fetch", None)
+                patch.setattr(simulation, "trainer", None)
+                patch.setattr(simulation, "shape", lambda which, down: down)
+                patch.setattr(simulation, "global_model", lambda down: down)
+            found.append(score(simulation, None, clients, splits, blends=False))
+            tuned.append({int(who[0]): tree.flatten(states) for who, states in simulation.personalize(clients, 1)})
+        simulation.workers.close()
+    assert same(*found)
+    assert found[0].scores.keys() == {("global", "test"), ("personal", "test")}
+    assert tuned[0].keys() == tuned[1].keys() == set(clients.tolist())
+    for client, states in tuned[0].items():
+        assert all(torch.equal(leaf, tuned[1][client][path]) for path, leaf in states.items())
 
 
 @contextlib.contextmanager
@@ -256,6 +300,26 @@ def test_states_stay_on_the_nodes_until_someone_reads_them(strategy: str, tmp_pa
         simulation.step(4)
         assert travelled == {"sent": model, "received": uploaded(simulation, clients)}  # they are still there
     simulation.workers.close()
+
+
+@installed
+@pytest.mark.system
+@pytest.mark.usefixtures("connection")
+def test_scoring_sends_the_broadcast_and_no_states(tmp_path: Path) -> None:
+    job = prepare(Recipe.parse(apply_overrides(RECIPE, ["method.name=ditto", "federation.cohort=7"])))
+    data = job.federation.data
+    simulation = make_simulation(job.federation, Store(tmp_path / "states", 2**20))
+    with done_by(LocalWorkers):
+        local = make_simulation(job.federation, Store(tmp_path / "local", 2**20))
+    for each in (simulation, local):
+        each.step(0)
+    model = sum(leaf.nbytes for leaf in tree.leaves(simulation.broadcast()))
+    splits = {"test": data.test, "validation": data.validation}
+    with counted() as travelled:
+        found = score(simulation, None, data.seen, splits, blends=True)
+    assert travelled == {"sent": 2 * model}  # for the shared model, and for the others
+    simulation.workers.close()
+    assert same(found, score(local, None, data.seen, splits, blends=True))
 
 
 @installed
@@ -426,6 +490,37 @@ def test_what_dies_is_named_and_the_run_goes_on(
     assert RunDirectory(tmp_path / "killed").checkpoint().rounds == 2
     with done_by(back):
         api.resume(tmp_path / "killed")
+    with done_by(LocalWorkers):
+        api.run(DITTO, out=tmp_path / "whole")
+    assert differences(outcome(tmp_path / "whole"), outcome(tmp_path / "killed")) == []
+
+
+@installed
+@pytest.mark.system
+@pytest.mark.usefixtures("connection")
+@pytest.mark.parametrize(("what", "after", "kept"), [("scoring", 1, 0), ("fine-tuning", 5, 5)])
+def test_a_worker_that_dies_between_rounds_or_after_them_is_named_and_the_run_goes_on(
+    what: str, after: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[RayWorkers] = []
+    begin = RayWorkers.__init__
+    monkeypatch.setattr(RayWorkers, "__init__", lambda self, *given: [begin(self, *given), made.append(self)][0])
+    with monkeypatch.context() as patch:
+        where, name = {"fine-tuning": (loop, "tuning"), "scoring": (recording, "score")}[what]
+        plain = getattr(where, name)
+
+        def after_the_worker(*given: Any, **more: Any) -> Any:
+            kill_a_process(made[0], "worker")
+            return plain(*given, **more)
+
+        patch.setattr(where, name, after_the_worker)
+        message = rf"^after round {after}: clients .*: a worker on node 127.0.0.1 died"
+        with pytest.raises(PersonaError, match=message) as caught:
+            api.run(DITTO, out=tmp_path / "killed")
+    assert "\n" not in str(caught.value)
+    assert "the last checkpoint is kept" in str(caught.value)
+    assert RunDirectory(tmp_path / "killed").checkpoint().rounds == kept
+    api.resume(tmp_path / "killed")
     with done_by(LocalWorkers):
         api.run(DITTO, out=tmp_path / "whole")
     assert differences(outcome(tmp_path / "whole"), outcome(tmp_path / "killed")) == []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ from personafl.core import tree
 from personafl.core.batches import Steps
 from personafl.core.optim import Sgd
 from personafl.errors import BadInput, Diverged
+from personafl.runs import scoring, trying
+from personafl.runs.scoring import Scored, score, tune
+from personafl.simulate.engine import Engine
 from personafl.simulate.simulator import Simulation
 from personafl.simulate.workers import local
 from personafl.simulate.workers.local import LocalWorkers, WorkerFailed, cores, share_cores
@@ -110,6 +116,24 @@ def test_auto_stays_here_until_a_round_is_long(workers: Any, monkeypatch: pytest
     assert {result.number for result in auto.map(tasks)} == {os.getpid()}
     assert {result.number for result in auto.map(tasks[:1])} == {os.getpid()}  # it took 0.2 s
     assert os.getpid() not in {result.number for result in auto.map(tasks)}
+
+
+def test_auto_goes_on_with_workers_once_it_takes_long(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "cores", lambda: 2)
+    clock = itertools.cycle([0.0, 0.01, 0.01, 0.2])
+    monkeypatch.setattr(local.time, "perf_counter", lambda: next(clock))
+    found = list(workers(failing_beyond, "auto").map([0, 1, 2, 3]))
+    assert [number for number, _ in found] == [0, 1, 2, 3]
+    assert [doer == os.getpid() for _, doer in found] == [True, True, False, False]
+    with pytest.raises(WorkerFailed, match="too many") as caught:
+        list(workers(failing_beyond, "auto").map([0, 1, 4]))
+    assert caught.value.task == 2
+
+
+def failing_beyond(task: int) -> tuple[int, int]:
+    if task > 3:
+        raise ValueError("too many")
+    return task, os.getpid()
 
 
 def test_auto_has_one_thread_wherever_it_works(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,10 +232,10 @@ def _running(pid: int) -> bool:
         return False
 
 
-def simulation(method: str, folder: Path, count: int) -> Simulation:
+def simulation(method: str, folder: Path, count: int, cohort: int = 5) -> Simulation:
     training = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1))
     fed = make_case(METHODS[method].build(training)).federation(chunk=2)
-    return Simulation(dataclasses.replace(fed, workers=count), Store(folder / f"{count}", 2**30))
+    return Simulation(dataclasses.replace(fed, workers=count, cohort=cohort), Store(folder / f"{count}", 2**30))
 
 
 def everything(run: Simulation) -> dict[str, Tensor]:
@@ -243,6 +267,98 @@ def test_a_failed_worker_names_its_clients(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(WorkerFailed, match=r"^clients [\d, ]+: a worker process was killed"):
         run.step(0)
     assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def doers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[int]]:
+    """Return who has tried models and fine-tuned clients since this was asked last."""
+    noted = tmp_path / "noted"
+
+    def watched(plain: Any) -> Any:
+        def function(*given: Any) -> Any:
+            with noted.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            return plain(*given)
+
+        return function
+
+    def found() -> set[int]:
+        words = noted.read_text().split()
+        noted.unlink()
+        return set(map(int, words))
+
+    monkeypatch.setattr(trying, "try_shared", watched(trying.try_shared))
+    monkeypatch.setattr(trying, "try_personal", watched(trying.try_personal))
+    monkeypatch.setattr(Engine, "train_for_now", watched(Engine.train_for_now))
+    return found
+
+
+def scored(run: Simulation, folder: Path, doers: Callable[[], set[int]]) -> tuple[Scored, dict[str, Tensor]]:
+    """Train a round, fine-tune some clients and a newcomer, and score all of them, without the processes that train."""
+    data, tuned = run.federation.data, Store(folder / f"tuned-{run.federation.workers}", 2**30)
+    run.step(0)
+    doers()
+    if run.learners.rule.tuning:
+        tune(run, tuned, np.array([0, 2, 4]), 1)
+    splits = {"validation": data.train, "test": data.test}
+    found = score(run, tuned, np.arange(data.clients), splits, blends=True)
+    run.workers.close()
+    states = {f"{who}/{path}": leaf for who in tuned.clients.tolist() for path, leaf in tuned.get(who).items()}
+    return found, states
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalt", "ditto"])
+def test_workers_fine_tune_and_score_to_the_same_bits(
+    method: str, tmp_path: Path, doers: Callable[[], set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some clients have no state yet, and one pass takes ten samples."""
+    monkeypatch.setattr(scoring, "PASS", 10)
+    runs = [simulation(method, tmp_path, count, cohort=3) for count in (1, 2)]
+    (one, mine), by = scored(runs[0], tmp_path, doers), doers()
+    (two, yours), others = scored(runs[1], tmp_path, doers), doers()
+    assert by == {os.getpid()}
+    assert len(others) == 2
+    assert os.getpid() not in others
+    assert mine.keys() == yours.keys()
+    assert [path for path, value in mine.items() if not torch.equal(value, yours[path])] == []
+    assert one.scores.keys() == two.scores.keys() >= {("global", "test"), ("global", "validation")}
+    assert one.gains.keys() == two.gains.keys()
+    assert ("personal" in one.gains) == (method != "fedavg")
+    pairs = [(scores, two.scores[key]) for key, scores in one.scores.items()]
+    pairs += [(gains, two.gains[key]) for key, gains in one.gains.items()]  # type: ignore[misc]
+    for here, there in pairs:
+        for name, values in vars(here).items():
+            np.testing.assert_array_equal(values, vars(there)[name])
+
+
+def test_a_worker_that_dies_while_scoring_names_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = simulation("ditto", tmp_path, 2)
+    run.step(0)
+    run.workers.close()
+    monkeypatch.setattr(trying, "try_personal", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(WorkerFailed, match=r"^clients [\d, ]+: a worker process was killed"):
+        score(run, None, np.arange(5), {"test": run.federation.data.test}, blends=False)
+    assert multiprocessing.active_children() == []
+
+
+def test_what_a_worker_warns_of_is_heard_once(tmp_path: Path) -> None:
+    """The metric of most clients cannot be computed."""
+    plain = simulation("ditto", tmp_path, 1).federation
+
+    def refused(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise BadInput("metrics: never")
+
+    (problem,) = plain.problems
+    federation = dataclasses.replace(
+        plain, problems=(dataclasses.replace(problem, metrics=(("none", refused),)),), workers=2
+    )
+    run = Simulation(federation, Store(tmp_path / "states", 2**30))
+    run.step(0)
+    with pytest.warns(UserWarning, match=r"never.*; a client is left out of its mean") as heard:
+        found = score(run, None, np.arange(5), {"test": federation.data.test}, blends=False)
+    run.workers.close()
+    assert len(heard) == 1
+    assert np.isnan(found.scores["personal", "test"].metrics["none"]).all()
 
 
 def test_workers_end_with_their_simulation(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ METHODS: dict[str, Method] = {
         ("fedbabu", "fedbabu", "Oh et al., ICLR 2022"),
         ("fedala", "fedala", "Zhang et al., AAAI 2023"),
         ("feddbe", "feddbe", "Zhang et al., NeurIPS 2023"),
+        ("fedcp", "fedcp", "Zhang et al., KDD 2023"),
+        ("gpfl", "gpfl", "Zhang et al., ICCV 2023"),
         ("fedproto", "fedproto", "Tan et al., AAAI 2022"),
         ("fedpac", "fedpac", "Xu et al., ICLR 2023"),
         ("ifca", "ifca", "Ghosh et al., NeurIPS 2020"),

@@ -4,12 +4,14 @@ A head (W, b) with the rows of the identity below W and zeros below b gives the 
 whose last layer is `nn.Linear`: nothing else of it need be known.
 """
 
+import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from personafl.core import rng
 from personafl.core.algorithm import Problem
 from personafl.core.batches import Batch, Batches
 from personafl.core.losses import mean_of_valid
@@ -70,6 +72,14 @@ def scores_and_features(problem: Problem, params: Params, batch: Batch) -> tuple
     return both[..., :classes], both[..., classes:]
 
 
+def class_counts(problem: Problem, batches: Batches) -> Tensor:
+    """Return how often each class is among the real targets, [classes]."""
+    targets = batches.pool_y[batches.rows]  # [steps, batch, …]
+    real = batches.real.reshape(*batches.real.shape, *[1] * (targets.ndim - 2)) & (targets >= 0)
+    none = torch.zeros(problem.data.classes, device=targets.device)
+    return none.index_add(0, targets.clamp(min=0).flatten(), real.expand_as(targets).flatten().to(none.dtype))
+
+
 class ClassMeans(NamedTuple):
     """Prototypes: the mean of z over the samples of each class, and which classes have any.
 
@@ -123,3 +133,17 @@ def pooled(before: ClassMeans, mean: ClassSums) -> ClassMeans:
     count = torch.where(found, mean.samples, 1.0).unsqueeze(-1)
     means = torch.where(found.unsqueeze(-1), mean.total / count, before.means)
     return ClassMeans(means, torch.maximum(before.known, found.to(before.known)))
+
+
+def drawn_from(weight: Tensor, purpose: str) -> torch.Generator:
+    """Return a generator that follows from the start of a weight, and so from the run's seed."""
+    seed = 0 if weight.is_meta else zlib.crc32(weight.cpu().double().numpy().tobytes())
+    return rng.generator(purpose, seed)
+
+
+def linear_start(generator: torch.Generator, like: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of a linear layer on the inputs of another one, as torch draws them: U(±1/√inputs)."""
+    inputs = like.shape[1]
+    both = torch.rand(outputs, inputs + 1, generator=generator, device="cpu")  # the bias is the last column
+    weight, bias = ((2 * both - 1) / inputs**0.5).to(like).split([inputs, 1], 1)
+    return weight.contiguous(), bias.flatten()

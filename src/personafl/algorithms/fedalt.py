@@ -167,7 +167,7 @@ def fedalt(
     stateful: bool = True,
     server: OptimizerSpec = PLAIN_MEAN,
 ) -> Algorithm:
-    """Personal part first, then the shared part; model.personal says which is which (default: output)."""
+    """Personal part first, then the shared part; model.personal says which is which."""
     if personal_epochs is not None and personal_steps is not None:
         raise BadInput("method.personal_steps: give either personal_epochs or personal_steps, not both")
     lr = training.optimizer.lr * 0.1 if personal_lr is None else personal_lr
@@ -175,7 +175,7 @@ def fedalt(
     tune = fine_tuning(training, lr=tune_lr, epochs=tune_epochs, decay=personal_decay)
     client = PartialClient(shared=training, personal=personal, tune=tune, stateful=stateful)
     averaging = PartialAveraging(averaging=Averaging(optimizer=server), stateful=stateful)
-    return Algorithm("fedalt", client, averaging, personal="output")
+    return Algorithm("fedalt", client, averaging, personal="auto")
 
 
 @tunes(personal_lr=SLOWER)

@@ -27,11 +27,12 @@ import torch
 from torch import Tensor
 
 from personafl.algorithms.averaging import PLAIN_MEAN, Averaging, Change, Model
+from personafl.algorithms.features import class_counts
 from personafl.algorithms.personal import fine_tuning, retrained
 from personafl.algorithms.training import LIKE_LR, Count, OnePassClient, Rate, Training, TunedClient, tunes
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Problem
-from personafl.core.batches import Batch, Batches, Data
+from personafl.core.batches import Batch, Data
 from personafl.core.descend import descend
 from personafl.core.losses import MeanLoss
 from personafl.core.optim import LocalOptimizer, OptimizerSpec, Sgd, by_block
@@ -100,14 +101,6 @@ class RodClient(OnePassClient, TunedClient):
     def models(self, problem: Problem, down: Model, state: Head) -> dict[str, Params]:
         """Return (θ, ψ) and (θ, ψ + φ_i)."""
         return {"global": down.model, "personal": _with_head(down.model, state.head)}
-
-
-def class_counts(problem: Problem, batches: Batches) -> Tensor:
-    """Return how often each class is among the real targets, [classes]."""
-    targets = batches.pool_y[batches.rows]  # [steps, batch, …]
-    real = batches.real.reshape(*batches.real.shape, *[1] * (targets.ndim - 2)) & (targets >= 0)
-    none = torch.zeros(problem.data.classes, device=targets.device)
-    return none.index_add(0, targets.clamp(min=0).flatten(), real.expand_as(targets).flatten().to(none.dtype))
 
 
 def _apart(joint: Params) -> tuple[Params, Params]:

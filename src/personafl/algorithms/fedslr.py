@@ -194,6 +194,12 @@ class SlrServer(ServerRule):
         return wire.Factored.of(weight, u, v)
 
 
+class MeanSlrServer(SlrServer):
+    """The same with a solver that averages, and no prox: the mean of changes is all that it uses."""
+
+    averages: ClassVar[bool] = True
+
+
 @tunes(rank_penalty=Between(1e-5, 1e-2), sparsity=Between(1e-4, 1e-2))
 def fedslr(
     training: Training,
@@ -223,7 +229,8 @@ def fedslr(
         sparsity=sparsity,
         start_at_model=at_model,
     )
-    server = SlrServer(
+    made = MeanSlrServer if solver == "lpgd" else SlrServer
+    server = made(
         solver=DynamicServer(pull=1 / step) if solver == "dual" else Averaging(),
         penalty=shared,
         rank_penalty=0.0 if solver == "lpgd" else rank_penalty,

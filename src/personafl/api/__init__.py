@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         describe_data,
         describe_model,
         fit_device,
+        generate,
         list_datasets,
         list_methods,
         list_models,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "personafl.api.calls": ("as_recipe",),
     "personafl.api.commands": (
-        *("account_privacy", "deal", "describe_data", "describe_model", "fit_device", "list_datasets"),
+        *("account_privacy", "deal", "describe_data", "describe_model", "fit_device", "generate", "list_datasets"),
         *("list_methods", "list_models", "make_plan", "make_recipe", "predict", "run_sweep", "wait_times"),
         *("watch_runs", "write_report"),
     ),
@@ -84,6 +85,7 @@ __all__ = [
     "failed_in",
     "finished_in",
     "fit_device",
+    "generate",
     "issue_certificates",
     "joined",
     "list_datasets",

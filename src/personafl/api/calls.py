@@ -21,7 +21,8 @@ from personafl.recipe.values import put, read_toml
 from personafl.runs.given import Given
 
 RecipeLike = Recipe | Mapping[str, Any] | str | Path
-_TAKEN = ("accuracy", "loss", "samples", "word_error", "rmse", "mae", "exact")  # of columns that are there already
+# of columns that are there already
+_TAKEN = ("accuracy", "loss", "samples", "word_error", "rmse", "mae", "exact", "perplexity")
 _PLAIN = (str, int, float, bool, list, dict, type(None), Path)
 
 

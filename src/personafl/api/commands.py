@@ -257,6 +257,13 @@ def predict(model: str | Path, data: str | Path) -> Predictions:
     return apply(Path(model), str(data))
 
 
+def generate(model: str | Path, prompt: str, *, tokens: int = 100, temperature: float = 0.0, seed: int = 0) -> str:
+    """Continue a prompt with a model file of a language model; see also `Result.generate`, which says how."""
+    from personafl.deploy.device.serving import generate as apply
+
+    return apply(Path(model), prompt, tokens, temperature, seed)
+
+
 def deal(recipe: RecipeLike | None = None, *, out: str | Path = "dealt", **arguments: Any) -> list[Path]:
     """Write each client's data to a file of its own, for devices, and beside them the recipe that their server needs.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from personafl.report.table import amount
+from personafl.report.table import amount, speed
 from personafl.runs.listener import Event, Listener, Note, Progress, Trials, Tuning
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -150,4 +150,4 @@ def _loss(progress: Progress) -> str:
 
 
 def _speed(progress: Progress) -> str:
-    return f"{progress.round.clients * progress.done / max(progress.seconds, 1e-9):,.0f} clients/s"
+    return speed(progress.round.clients * progress.done / max(progress.seconds, 1e-9))

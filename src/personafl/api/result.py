@@ -15,7 +15,7 @@ from personafl.api.calls import path_of
 from personafl.api.directories import FailedRun, failed_in, recipe_of, runs_of, write_own_page
 from personafl.api.progress import Callback, told
 from personafl.errors import BadInput
-from personafl.exports.client import Kind, client_network, predicted
+from personafl.exports.client import Kind, client_network, generated, predicted
 from personafl.exports.export import Exported, write_models
 from personafl.exports.finished import Finished
 from personafl.report.table import last_models
@@ -61,6 +61,23 @@ class Result(Found):
         """
         return predicted(self._finished, str(client), x, kind, probabilities)
 
+    def generate(
+        self,
+        client: str,
+        prompt: str,
+        *,
+        kind: Kind | None = None,
+        tokens: int = 100,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> str:
+        """Return how a client's language model continues a prompt, by at most so many tokens.
+
+        Each token is the most probable one, or with a temperature T drawn from softmax(scores / T), by the seed.
+        """
+        options = {"most": tokens, "temperature": temperature, "seed": seed}
+        return generated(self._finished, str(client), prompt, kind, **options)
+
     def extend(
         self,
         rounds: int,
@@ -100,9 +117,10 @@ class Result(Found):
         clients: Sequence[str] | Literal["all"] | None = None,
         *,
         onnx: bool = False,
+        peft: bool = False,
     ) -> Exported:
         """Write the global model, and those of some or "all" clients, as files for devices; see `personafl.export`."""
-        return write_models(self.path, out, clients, self.given, onnx=onnx)
+        return write_models(self.path, out, clients, self.given, onnx=onnx, peft=peft)
 
     def history(self) -> pd.DataFrame:
         """Return a line per round: training loss, clients, bytes, seconds; and accuracies of models, where scored."""
@@ -192,12 +210,19 @@ class Comparison:
     def __str__(self) -> str:
         from personafl.api.shown import table_text
 
-        return table_text(self.rows, [*map(str, self.failures), f"run directory: {self.path}"])
+        return table_text(self.rows, [*self._notes(), f"run directory: {self.path}"])
 
     def _repr_html_(self) -> str:
         from personafl.api.shown import table_html
 
-        return table_html(self.path, self.rows, list(map(str, self.failures)))
+        return table_html(self.path, self.rows, self._notes())
+
+    def _notes(self) -> list[str]:
+        """Return which runs failed, and whose personal models are behind."""
+        from personafl.report.findings import behind
+
+        found = [(result.rows[0]["method"], result) for result in self.results if result.rows]
+        return [*map(str, self.failures), *(f"warning: {line}" for line in behind(found))]
 
 
 def joined(results: Sequence[Found]) -> pd.DataFrame:

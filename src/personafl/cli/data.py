@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from personafl.cli.console import err, out, say
-from personafl.cli.options import Dataset, Label, PartitionText, User, Words, parsed
+from personafl.cli.options import Dataset, Label, PartitionText, TextColumn, User, Words, parsed
 
 
 def describe(
     words: Words = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the split.")] = None,
@@ -23,7 +24,7 @@ def describe(
     from personafl.data.describe import describe as print_shares
     from personafl.report.split import write_split
 
-    recipe = parsed(words, dataset, label, user, partition, also={"seed": seed})
+    recipe = parsed(words, dataset, label, user, partition, also={"seed": seed, "data.text": text})
     data = load(recipe.data, recipe.seed)
     print_shares(data, out, recipe.data)
     if svg is not None:
@@ -35,6 +36,7 @@ def deal(
     words: Words = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     out_path: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to.")] = Path("dealt"),
@@ -42,6 +44,6 @@ def deal(
     """Write each client's data to a file of its own, for devices, and the recipe that their server needs."""
     from personafl.deploy.device.dealing import deal as write
 
-    recipe = parsed(words, dataset, label, user, partition)
+    recipe = parsed(words, dataset, label, user, partition, also={"data.text": text})
     _, files = write(recipe, out_path)
     say(f"{len(files)} files and recipe.toml in {out_path}")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from personafl.cli.console import err, out, say
 from personafl.cli.options import Json, parsed
-from personafl.errors import printable
+from personafl.errors import BadInput, printable
 
 if TYPE_CHECKING:
     pass
@@ -261,7 +261,17 @@ def flower(
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A device's --state, or its model.safetensors.")],
-    data: Annotated[str, typer.Option(metavar="FILE", help="A dealt file (its test samples), or a data set.")],
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A dealt file (its test samples), or a data set.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Of a language model: print how it goes on.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=10**6, metavar="N", help="With --prompt: at most so many.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, metavar="T", help="With --prompt: 0 is the most probable token; above, drawn.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="With --temperature: of what is drawn.")] = 0,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Also say how probable each class or label is.")
     ] = False,
@@ -271,6 +281,24 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict with the model that a device keeps; needs no server, and no labels."""
+    if (data is None) == (prompt is None):
+        raise BadInput("--data and --prompt: give one of them")
+    if prompt is not None:
+        if probabilities or out_path is not None:
+            raise BadInput("--prompt: prints text; leave out --probabilities and --out")
+        from personafl.deploy.device.serving import generate
+
+        found = generate(model, prompt, tokens, temperature, seed)
+        print(
+            json.dumps({"prompt": prompt, "continuation": found})
+            if as_json
+            else "\n".join(map(printable, found.split("\n")))
+        )
+    else:
+        _predict(model, data or "", probabilities, out_path, as_json)
+
+
+def _predict(model: Path, data: str, probabilities: bool, out_path: Path | None, as_json: bool) -> None:
     from personafl.core.tasks import task_named
     from personafl.deploy.device.serving import predict as apply
     from personafl.storage.files import storage

@@ -23,6 +23,9 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx", metavar="", help="Also as .onnx, which onnxruntime runs on its own.")
     ] = False,
+    peft: Annotated[
+        bool, typer.Option("--peft", metavar="", help="Also as a folder that peft loads, of LoRA adapters.")
+    ] = False,
     latency: Annotated[
         bool, typer.Option("--latency", metavar="", help="Measure how fast the models are on this machine.")
     ] = False,
@@ -43,6 +46,7 @@ def export(
             out_path,
             "all" if all_clients else clients or None,
             onnx=onnx,
+            peft=peft,
             batch=batch if latency else None,
             listener=listener,
         )

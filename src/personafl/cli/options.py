@@ -24,6 +24,10 @@ Dataset = Annotated[
     str | None, typer.Option(metavar="NAME|PATH", help="digits, your file or folder, or hf:NAME (see datasets).")
 ]
 Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: what is to be predicted.")]
+TextColumn = Annotated[
+    str | None,
+    typer.Option("--text", metavar="COLUMN", help="Of a table: text; its next tokens are predicted, or --label."),
+]
 User = Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: whose a row is.")]
 PartitionText = Annotated[
     str | None,

@@ -20,6 +20,7 @@ from personafl.cli.options import (
     PartitionText,
     Quiet,
     Rounds,
+    TextColumn,
     User,
     Words,
     listed,
@@ -53,6 +54,7 @@ def run(
     method: Annotated[str | None, typer.Option(metavar="NAME", help="A name (see methods).")] = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     model: Model = None,
@@ -71,7 +73,7 @@ def run(
     from personafl.cli.display import displayed
     from personafl.storage.rundir import claim_name
 
-    also = {"method.name": method, "seed": seed, "start": start, "tracking": listed(track)}
+    also = {"method.name": method, "data.text": text, "seed": seed, "start": start, "tracking": listed(track)}
     recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     with _trained_by(engine, address):
@@ -91,6 +93,7 @@ def compare(
     ] = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     model: Model = None,
@@ -116,7 +119,7 @@ def compare(
     from personafl.storage.rundir import claim_name
 
     lists = {"compare.methods": listed(methods), "compare.seeds": listed(seeds), "tracking": listed(track)}
-    also = {**lists, "compare.tune": tune, "start": start}
+    also = {**lists, "data.text": text, "compare.tune": tune, "start": start}
     recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     with _trained_by(engine, address):
@@ -224,11 +227,12 @@ def _report(
     from personafl import api
     from personafl.cli.tables import detail_tables, result_tables
     from personafl.recipe.compare import read_tuned
-    from personafl.report.findings import sentence
+    from personafl.report.findings import behind, sentence
     from personafl.storage.rundir import PAGE_FILE
 
     rows = [row for result in results for row in result.rows]
-    shown = sentence([(result.rows[0]["method"], result) for result in results if result.rows])
+    labelled = [(result.rows[0]["method"], result) for result in results if result.rows]
+    shown, worse = sentence(labelled), behind(labelled)
     several = len({row["seed"] for row in rows} | {run.seed for run in failed}) > 1
     told = [(f"{run.method} seed {run.seed}" if several else run.method, run.failure.words) for run in failed]
     tables = detail_tables(rows) if details else result_tables(rows, out.width, told, shown)
@@ -238,15 +242,15 @@ def _report(
     ]
     chosen, warnings = read_tuned(path), api.warnings_of(path)
     also = {"tuned": {label: settings.model_dump() for label, settings in chosen.items()}} if chosen else {}
-    found = {"run": str(path), "rows": rows, "failures": failures, "warnings": warnings, "found": shown, **also}
-    print_found(found, tables, as_json)
+    found = {"run": str(path), "rows": rows, "failures": failures, "warnings": [*warnings, *worse], "found": shown}
+    print_found(found | also, tables, as_json)
     if as_json:
         return
     for label, settings in chosen.items():
         say(f"tuned {label}: {settings.words}")
     for line in api.notes_of(path):
         say(line)
-    for line in [] if warned else warnings:
+    for line in [*([] if warned else warnings), *worse]:
         note(f"warning: {line}")
     say(f"run directory: {path}")
     if (path / PAGE_FILE).exists():

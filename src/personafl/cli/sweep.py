@@ -15,6 +15,7 @@ from personafl.cli.options import (
     PartitionText,
     Quiet,
     Rounds,
+    TextColumn,
     User,
     Words,
     listed,
@@ -28,6 +29,7 @@ def sweep(
     method: Annotated[str | None, typer.Option(metavar="NAME", help="A name (see methods).")] = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     model: Model = None,
@@ -45,7 +47,7 @@ def sweep(
     from personafl.storage.rundir import claim_name
     from personafl.sweep.search import sweep as search
 
-    also = {"method.name": method, "sweep.trials": trials, "sweep.seeds": listed(seeds)}
+    also = {"method.name": method, "data.text": text, "sweep.trials": trials, "sweep.seeds": listed(seeds)}
     recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     path = out_path or claim_name(Path("runs"), f"{recipe.name}-sweep")
     _shown(lambda listener: search(recipe, path, jobs=jobs, listener=listener), quiet, as_json)
@@ -57,6 +59,7 @@ def plan(
     methods: Annotated[str | None, typer.Option(metavar="NAMES", help="As in fedavg,ditto,local.")] = None,
     dataset: Dataset = None,
     label: Label = None,
+    text: TextColumn = None,
     user: User = None,
     partition: PartitionText = None,
     model: Model = None,
@@ -75,7 +78,12 @@ def plan(
 
     if method is not None and (methods is not None or seeds is not None):
         raise BadInput("--method is one run; remove it, or --methods and --seeds")
-    also = {"method.name": method, "compare.methods": listed(methods), "compare.seeds": listed(seeds)}
+    also = {
+        "method.name": method,
+        "data.text": text,
+        "compare.methods": listed(methods),
+        "compare.seeds": listed(seeds),
+    }
     recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     if method is not None:
         recipe = recipe.alone()

@@ -266,13 +266,14 @@ class Algorithm:
 
     `personal` is the part of the network that is personal where a recipe does not say (see `models.parts`). Whoever
     sets `own_networks`, `uses_bits` or `most_penalty` keeps to the problem's `personal_net`, `bits` or `penalty`;
-    recipes that ask others for that are refused.
+    recipes that ask others for that are refused. Whoever sets `head` has a `personal_net` with it in every problem.
     """
 
     name: str
     client: ClientRule
     server: ServerRule
     personal: str | None = None
+    head: str | None = None  # of `core.heads`, that a client's own network has in place of the personal linear layer
     own_networks: bool = False  # a client's model may be of another architecture than the shared one
     uses_bits: bool = False  # a client's model may have fewer bits per weight
     most_penalty: float | None = None  # a client may have a penalty of its own, at most this large; None: it may not

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -32,7 +33,8 @@ Buffers = Literal["refused", "shared", "dropped"]
 class Net:
     """A network without weights: `apply(params, x)` is pure, `init(generator)` draws a start.
 
-    Parameters that the module has frozen (requires_grad=False) are constants: not trained, not sent.
+    Parameters that the module has frozen (requires_grad=False) are constants: not trained, not sent, and the same
+    memory in all copies of a network. Those in half precision stay in it.
 
     buffers, for BatchNorm-like layers with running statistics:
     - "refused" (default): an error that names the layers;
@@ -51,7 +53,10 @@ class Net:
         self._one_at_a_time = threading.RLock()  # a call puts its values into the module
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in self._module.modules())
         self.shapes = {name: value.shape for name, value in self._start.items()}
+        self.constant = len(self.shapes) < sum(1 for _ in self._module.parameters())  # whether some are frozen
+        self.sample_bytes = 0  # that a sample's pass keeps for its gradient, where it was probed
         self.unstackable: str | None = None  # what of it cannot be run for several clients at once, if that was found
+        self.head: str | None = None  # which of `core.heads` it has, if it was given one
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_one_at_a_time"}
@@ -64,7 +69,7 @@ class Net:
         if self._make is None:
             return {name: value.clone() for name, value in self._start.items()}
         fresh = _made(self._make, int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-        return {name: value.detach() for name, value in fresh.named_parameters() if name in self.shapes}
+        return {name: value.detach().clone() for name, value in fresh.named_parameters() if name in self.shapes}
 
     def apply(self, params: Params, x: Tensor, real: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Return the outputs for x [batch, …]. With a key, dropout is on; `real` marks the samples that count."""
@@ -88,7 +93,7 @@ class Net:
 
     def module(self) -> nn.Module:
         """Return a copy of the network as a module; its weights are nobody's."""
-        return copy.deepcopy(self._module)
+        return copied(self._module, self._constants())
 
     @property
     def parameters(self) -> int:
@@ -101,9 +106,40 @@ class Net:
         return bool(self._norms)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Net:
-        """Move the module's constants (buffers); parameters are arguments and live where they are made."""
-        self._module.to(device=device, dtype=dtype)
+        """Move the module's constants; parameters are arguments and live where they are made."""
+        halves = {id(value) for value in self._constants() if value.dtype in (torch.bfloat16, torch.float16)}
+
+        def moved(value: Tensor) -> Tensor:
+            return value.to(device, dtype if value.is_floating_point() and id(value) not in halves else value.dtype)
+
+        self._module._apply(moved)  # type: ignore[no-untyped-call]
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Net:
+        """Copy it, but for its constants."""
+        new = copy.copy(self)
+        memo |= _same_memory(self._constants())
+        vars(new).update({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
+        return new
+
+    @contextmanager
+    def _counted(self, samples: int) -> Iterator[None]:
+        """Count what a pass with so many samples keeps: tensors, but for the network's own."""
+        own = {value.data_ptr() for value in self._module.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(value: Tensor) -> Tensor:
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            yield
+        self.sample_bytes = sum(kept.values()) // samples
+
+    def _constants(self) -> list[nn.Parameter]:
+        return [value for name, value in self._module.named_parameters() if name not in self.shapes]
 
     def some_parameters(self, like: Tensor) -> Params:
         """Return parameters to try the network with on inputs like these."""
@@ -120,7 +156,7 @@ class Net:
         before = draws()
         with users_code(f"model: it does not accept this data's inputs of shape {list(x.shape[1:])}"):
             params = {name: value.detach().requires_grad_() for name, value in self.some_parameters(x).items()}
-            with torch.enable_grad():
+            with torch.enable_grad(), self._counted(len(x)):
                 output = self.apply(params, x, real, key)
             with torch.no_grad():  # last, for a module that keeps what it saw could not be copied with its graph
                 again = [self.apply(params, x, real, key) for _ in range(3)]
@@ -133,6 +169,18 @@ class Net:
         if not output.requires_grad and not torch.is_inference_mode_enabled():
             raise BadInput("model: no parameter of it has a gradient, so that nothing is learned; check forward()")
         return output.detach()
+
+
+def copied(module: nn.Module, shared: Iterable[nn.Parameter] | None = None) -> nn.Module:
+    """Return a copy of a module, in which some parameters have the memory they had; None: the frozen ones."""
+    if shared is None:
+        shared = [value for value in module.parameters() if not value.requires_grad]
+    return copy.deepcopy(module, _same_memory(shared))
+
+
+def _same_memory(parameters: Iterable[nn.Parameter]) -> dict[int, Any]:
+    """Return what tells `copy.deepcopy` so."""
+    return {id(value): nn.Parameter(value.detach(), requires_grad=value.requires_grad) for value in parameters}
 
 
 def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -191,7 +239,7 @@ def _prepared(module: nn.Module, buffers: Buffers) -> nn.Module:
         raise BadInput(
             "model: is compiled by torch.jit, and its layers cannot be seen; give the module it was made from"
         )
-    module = copy.deepcopy(module).train()
+    module = copied(module).train()
     # With duplicates: a layer used under two names must be replaced in both places.
     layers = list(module.named_modules(remove_duplicate=False))
     tracked = [n for n, m in layers if getattr(m, "running_mean", None) is not None]

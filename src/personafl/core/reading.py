@@ -18,6 +18,8 @@ class Reading(Strict):
     label: str | tuple[str, ...] | None = None
     user: str | None = None
     split: str | None = None
+    text: str | None = None
+    prompt: str | None = None
     features: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
     categories: dict[str, tuple[str, ...]] | None = None
@@ -27,6 +29,7 @@ class Reading(Strict):
     length: Positive = 80
     vocabulary: Annotated[int, Field(ge=2)] = 10_000
     unit: Literal["character", "word"] = "character"
+    tokenizer: str | None = None
     who: Literal["all", "device", "predict"] = "all"
 
 

@@ -47,9 +47,9 @@ def scramble(z: Tensor) -> Tensor:
 
     A last word of `mix` that is on a device: mix(…, word) = scramble((mix(…) ^ word) + GOLDEN).
     """
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
-    return z ^ ((z >> 31) & ((1 << 33) - 1))
+    z = (z >> 30).bitwise_and_((1 << 34) - 1).bitwise_xor_(z).mul_(-0x40A7B892E31B1A47)
+    z = (z >> 27).bitwise_and_((1 << 37) - 1).bitwise_xor_(z).mul_(-0x6B2FB644ECCEEE15)
+    return (z >> 31).bitwise_and_((1 << 33) - 1).bitwise_xor_(z)
 
 
 def gaussians(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -65,9 +65,9 @@ def gaussians(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         bits, first, second = 31, words >> 32, (words << 32) >> 32
     else:
         bits, first, second = 63, words[:, :pairs], words[:, pairs:]
-    radii = ((first & ((1 << bits) - 1)).to(exact) + 0.5).mul(2.0**-bits).log().mul(-2).sqrt()
-    angles = second.to(exact) * (math.pi * 2.0**-bits)
-    return torch.cat([radii * angles.cos(), radii * angles.sin()], 1)[:, :count].to(dtype)
+    radii = (first & ((1 << bits) - 1)).to(exact).add_(0.5).mul_(2.0**-bits).log_().mul_(-2).sqrt_()
+    angles = second.to(exact).mul_(math.pi * 2.0**-bits)
+    return torch.cat([angles.cos().mul_(radii), angles.sin_().mul_(radii)], 1)[:, :count].to(dtype)
 
 
 def generator(*words: Word) -> torch.Generator:

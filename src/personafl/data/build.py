@@ -85,7 +85,7 @@ def _usual(dataset: Dataset) -> kinds.Partition:
     """Return how data are dealt where nobody says."""
     if dataset.user is not None:
         return kinds.Users()
-    return kinds.Iid() if dataset.task in ("regression", "multilabel") else kinds.Dirichlet()
+    return kinds.Dirichlet() if dataset.task == "classification" else kinds.Iid()
 
 
 def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) -> _Clients:
@@ -104,7 +104,7 @@ def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) 
     if how.clients is not None:
         if how.clients > len(large):
             raise BadInput(
-                f"partition.clients = {how.clients}: {dataset.name} has {len(large)} clients with at least "
+                f"data.partition.clients = {how.clients}: {dataset.name} has {len(large)} clients with at least "
                 f"{config.min_samples} samples; lower clients or min_samples"
             )
         large = np.sort(numpy_generator(seed, "take users").choice(large, how.clients, replace=False))

@@ -103,6 +103,8 @@ class DataConfig(Strict):
     label: str | tuple[str, ...] | None = None  # column that is predicted, or several; None: one called label, y, …
     user: str | None = None  # column that says whose a row is; None: one called user, user_id, client_id, …
     split: str | None = None  # column that marks test rows: train/test or 0/1; None: one called split
+    text: str | None = None  # column of text: to classify by data.label; without that its next tokens are predicted
+    prompt: str | None = None  # column of what a text answers: stands before it, and is not predicted
     features: tuple[str, ...] | None = None  # columns of a table that are inputs, in this order; None: all others
     drop: tuple[str, ...] = ()  # columns that are not
     categories: dict[str, tuple[str, ...]] | None = None  # values of text columns; None: those that the file has
@@ -117,6 +119,7 @@ class DataConfig(Strict):
     length: Positive = 80  # tokens per text
     vocabulary: Annotated[int, Field(ge=2)] = 10_000  # word numbers; 0 is padding or a rare word
     unit: Literal["character", "word"] = "character"  # what a next-token task predicts
+    tokenizer: str | None = None  # folder of one: text in its tokens; None: that of the model's folder, if it has one
     min_samples: Positive = 2  # per client; smaller users are left out
     normalize: Literal["auto", "none", "channel"] | Moments = "auto"  # see `inputs`; or by these numbers
     scale: Literal["auto"] | Moments = "auto"  # regression: targets are standardised by these; auto: by training data's

@@ -57,6 +57,10 @@ class Ragged:
         """Rows of some clients, one client after the other."""
         return self.flat[runs_of(self.offset[clients], self.sizes_of(clients))]
 
+    def among(self, clients: Rows) -> Ragged:
+        """Return the rows of some clients alone, who are 0, 1, … there."""
+        return Ragged(self.of(clients), _offsets(self.sizes_of(clients)))
+
     @property
     def owner(self) -> Rows:
         """The client of each entry of flat, [rows]."""

@@ -59,14 +59,14 @@ def by_classes(
     if samples is not None:
         if samples // per_client > portion or samples < per_client:
             raise BadInput(
-                f"partition.samples = {samples}: {clients} clients with {per_client} classes each can have "
+                f"data.partition.samples = {samples}: {clients} clients with {per_client} classes each can have "
                 f"{per_client} to {portion * per_client} samples; choose one of these or fewer clients"
             )
         portion = samples // per_client
     if portion * per_client < max(minimum, 1):
         raise BadInput(
-            f"partition.clients = {clients}: {per_client} classes for each leave {portion * per_client} samples per "
-            f"client, below min_samples = {minimum}; lower clients, per_client or min_samples"
+            f"data.partition.clients = {clients}: {per_client} classes for each leave {portion * per_client} samples "
+            f"per client, below min_samples = {minimum}; lower clients, per_client or min_samples"
         )
     slots = apportion(supply, clients * per_client, np.minimum(clients, supply // portion))
     support = _support(label_sets(slots, clients, rng), len(supply))
@@ -89,7 +89,8 @@ def by_diversity(
     room = np.minimum(clients, supply)  # the clients that can have a row of each label
     if room.sum() < clients * labels:
         raise BadInput(
-            f"partition.labels = {labels}: the rarer labels do not go round {clients} clients; lower labels or clients"
+            f"data.partition.labels = {labels}: the rarer labels do not go round {clients} clients; "
+            "lower labels or clients"
         )
     slots = apportion(supply, clients * labels, room)
     support = _support(label_sets(slots, clients, rng), len(supply))
@@ -102,8 +103,8 @@ def by_diversity(
             least, most, table = (least, size, table) if trial is None else (size, most, trial)
     if table is None:
         raise BadInput(
-            f"partition.samples = {most}: {clients} clients with {labels} labels each cannot all have so many of the "
-            f"{len(label)} samples; lower samples or clients, or leave samples out"
+            f"data.partition.samples = {most}: {clients} clients with {labels} labels each cannot all have so many of "
+            f"the {len(label)} samples; lower samples or clients, or leave samples out"
         )
     return deal_rows(table, label, rng)
 
@@ -207,11 +208,11 @@ def _cut(rows: Ints, sizes: Ints) -> Ragged:
 def _check_room(samples: int, clients: int, minimum: int) -> None:
     if clients * max(minimum, 1) > samples:
         raise BadInput(
-            f"partition.clients = {clients}: {samples} samples cannot give every client {max(minimum, 1)}; "
+            f"data.partition.clients = {clients}: {samples} samples cannot give every client {max(minimum, 1)}; "
             f"use at most {samples // max(minimum, 1)} clients or fewer samples per client"
         )
 
 
 def _check_labels(supply: Ints, wanted: int, key: str) -> None:
     if wanted > (present := int((supply > 0).sum())):
-        raise BadInput(f"partition.{key} = {wanted}: the data have only {present} classes; use at most {present}")
+        raise BadInput(f"data.partition.{key} = {wanted}: the data have only {present} classes; use at most {present}")

@@ -1,7 +1,8 @@
 """How well models do on clients' data: what became of each sample, and accuracy and loss per client.
 
 Models are run for many clients at a time, and what they say of a sample does not depend on who else is in the pass (but
-for rounding); sums over samples are in float64.
+for rounding); sums over samples are in float64. Where the next token is predicted a client's numbers are means over its
+tokens that count: a short text has less of a say than a long one, and padding has none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core.algorithm import Problem
-from personafl.core.losses import Metric
+from personafl.core.losses import Metric, cross_entropy
 from personafl.core.net import Net
 from personafl.core.tree import Params
 from personafl.data.federated import FederatedData, Ragged, runs_of
@@ -29,7 +30,8 @@ from personafl.fast.table import enabled
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float64]
-_SAMPLES = 8192  # per forward pass, over all stacked clients together
+PASS = 8192  # samples in a forward pass, of all stacked clients together
+_MEMORY = 2**32  # bytes of what they would keep for gradients, of which a pass has a part at a time
 _PADDING = 32  # rows of padding per client that take less time than a copy of its model
 
 
@@ -66,12 +68,18 @@ class Outcomes:
     losses: Values  # [samples]
     sizes: Rows  # [clients] samples of each one
     metrics: Mapping[str, Values] = field(default_factory=dict)  # [clients] each
+    tokens: Rows | None = None  # [samples] of each one so many are scored; None: samples count alike
 
     def scores(self) -> Scores:
         """Return means per client; NaN where there is no sample."""
+        return Scores(self.mean(self.hits), self.mean(self.losses), self.sizes, self.metrics)
+
+    def mean(self, values: Values) -> Values:
+        """Return the means over what counts of each client, of the means of samples; NaN where nothing does."""
+        counts = np.ones(len(values)) if self.tokens is None else self.tokens.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
-            hits, losses = self._sum(self.hits) / self.sizes, self._sum(self.losses) / self.sizes
-            return Scores(hits, losses, self.sizes, self.metrics)
+            means: Values = self._sum(counts * values) / self._sum(counts)
+            return means
 
     def gains_over(self, other: Outcomes) -> Gains:
         """Compare with another model's outcomes of the same samples, one by one."""
@@ -90,7 +98,17 @@ class Outcomes:
         sizes = self.sizes[clients]
         samples = runs_of((np.cumsum(self.sizes) - self.sizes)[clients], sizes)
         metrics = {name: values[clients] for name, values in self.metrics.items()}
-        return Outcomes(hits=self.hits[samples], losses=self.losses[samples], sizes=sizes, metrics=metrics)
+        tokens = None if self.tokens is None else self.tokens[samples]
+        return Outcomes(self.hits[samples], self.losses[samples], sizes, metrics, tokens)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Outcomes]) -> Outcomes:
+        """Return the outcomes of some clients and then those of others."""
+        hits, losses = (np.concatenate([getattr(part, name) for part in parts]) for name in ("hits", "losses"))
+        metrics = {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+        counted = [part.tokens for part in parts if part.tokens is not None]
+        tokens = np.concatenate(counted) if counted else None
+        return cls(hits, losses, np.concatenate([part.sizes for part in parts]), metrics, tokens)
 
     def _sum(self, values: Values) -> Values:
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -106,7 +124,7 @@ def try_shared(problem: Problem, params: Params, data: FederatedData, rows: Ragg
         stacked = {name: value.expand(len(clients), *value.shape) for name, value in params.items()}
         return _try_each(net, problem, stacked, data, rows, clients)
     trial, every = _Trial(net, problem), rows.of(clients)
-    return trial.outcomes(_alone(trial, params, data, every, _SAMPLES), data, every, sizes)
+    return trial.outcomes(_alone(trial, params, data, every, _at_once(net)), data, every, sizes)
 
 
 @enabled()
@@ -130,13 +148,14 @@ def _try_each(
     found: Values | None = None
     first = np.cumsum(sizes) - sizes  # where each client's outcomes begin
     alone = net.unstackable is not None or (kernels and device.type == "cpu")
-    for members in _similar(sizes, 1 if alone else len(clients)):
+    most = _at_once(net)
+    for members in _similar(sizes, 1 if alone else len(clients), most):
         position = np.arange(sizes[members].max())
         real = position < sizes[members, None]
         table = rows.flat[starts[members, None] + np.minimum(position, sizes[members, None] - 1)]  # padded: last row
         if len(members) == 1:
             params = {name: value[members[0]] for name, value in stacked.items()}
-            step = len(position) if net.batch_dependent else _SAMPLES
+            step = len(position) if net.batch_dependent else most
             values = _alone(trial, params, data, table[0], step)
         else:
             span = _span(members)
@@ -175,7 +194,13 @@ class _Trial:
             outputs = torch.from_numpy(found[2:, own].T.copy()).to(y.device, kind).reshape(-1, *self._shape)
             for name, metric in self.problem.metrics:
                 metrics[name][client] = _value(name, metric, outputs, y)
-        return Outcomes(hits=found[0], losses=found[1], sizes=sizes, metrics=metrics)
+        if self.problem.data.task != "next-token":
+            return Outcomes(found[0], found[1], sizes, metrics)
+        outcomes = Outcomes(found[0], found[1], sizes, metrics, (data.y[rows] >= 0).sum(-1).cpu().numpy())
+        if self.problem.loss is cross_entropy:
+            with np.errstate(over="ignore"):  # of a model that diverged
+                metrics["perplexity"] = np.exp(outcomes.mean(outcomes.losses))
+        return outcomes
 
 
 def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
@@ -197,7 +222,12 @@ def _alone(trial: _Trial, params: Params, data: FederatedData, rows: Rows, step:
     return np.concatenate(parts, axis=1)
 
 
-def _similar(sizes: Rows, most: int) -> Iterator[Rows]:
+def _at_once(net: Net) -> int:
+    """Return how many samples one pass takes: fewer of those that are large in memory."""
+    return min(PASS, max(1, _MEMORY // max(1, net.sample_bytes)))
+
+
+def _similar(sizes: Rows, most: int, samples: int) -> Iterator[Rows]:
     """Cut clients with rows into groups that one pass can take, padded to the largest of each.
 
     Sorted by size, unless padding costs less than copying models out of order.
@@ -211,7 +241,7 @@ def _similar(sizes: Rows, most: int) -> Iterator[Rows]:
         end, largest = start + 1, sizes[order[start]]
         while end < len(order) and end - start < most:
             largest = max(largest, sizes[order[end]])
-            if (end + 1 - start) * largest > _SAMPLES:
+            if (end + 1 - start) * largest > samples:
                 break
             end += 1
         yield order[start:end]

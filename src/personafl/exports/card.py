@@ -55,6 +55,7 @@ def facts_of(
         "run": run,
         "method": origin.method,
         "network": network_text(_network(origin, client)),
+        "head": net.head,
         "dtype": str(dtype).removeprefix("torch."),
         "task": shape.task,
         "input_shape": json.dumps(shape.input_shape),
@@ -80,11 +81,11 @@ def facts_of(
 
 def _network(origin: Origin, client: int | None) -> Network:
     who = origin.learners
-    if client is None or origin.net(client) is origin.net(None):
+    if client is None or (own := origin.net(client)) is origin.net(None) or own.head is not None:
         return origin.network
-    own = origin.recipe.devices[int(who.problem_of[client])].model
-    assert own is not None
-    return own.resolved(who.data)
+    record = origin.recipe.devices[int(who.problem_of[client])].model
+    assert record is not None
+    return record.resolved(who.data)
 
 
 _NAMES = {
@@ -154,6 +155,9 @@ def _use(card: Card, files: list[Path]) -> Iterator[str]:
         f'network = personafl.load_model("{files[0].name}"{own})',
         f"scores = network(x)  # x: {_input(card, card.dtype)}",
     )
+    if card.task == "next-token" and card.reading.tokenizer is not None:
+        yield "How it continues a text, with the tokenizer that its data were read with:"
+        yield _code(f'print(personafl.generate("{files[0].name}", "…"))')
     for file in files[1:]:
         yield "On a device, with numpy and onnxruntime alone:"
         yield _code(

@@ -12,6 +12,7 @@ from personafl.data.federated import FederatedData
 from personafl.data.sources.memory import inputs_of
 from personafl.errors import BadInput, did_you_mean
 from personafl.exports.finished import Finished
+from personafl.models.generating import continuation, text_tokens
 from personafl.models.modelfile import blended, compacted
 from personafl.models.predicting import Predictions, predictions
 
@@ -55,6 +56,14 @@ def predicted(finished: Finished, name: str, x: Any, kind: Kind | None, probabil
     import pandas as pd
 
     return pd.DataFrame(scores.softmax(-1).numpy(), columns=list(_values(data.label_names)))
+
+
+def generated(finished: Finished, name: str, prompt: str, kind: Kind | None, **options: Any) -> str:
+    """Return how a client's network continues a prompt; options are those of `models.generating.continuation`."""
+    data = finished.origin.learners.data
+    tokens = text_tokens("generate", data.shape, data.reading.tokenizer)
+    network = client_network(finished, name, kind)
+    return continuation(network, tokens, prompt, length=data.shape.input_shape[0], **options)
 
 
 def _other(found: Predictions, probabilities: bool) -> Any:

@@ -24,7 +24,8 @@ from personafl.exports.card import facts_of, model_card
 from personafl.exports.finished import Finished
 from personafl.exports.onnxfile import check_installed, onnx_file
 from personafl.models.cost import latency, multiply_adds
-from personafl.models.modelfile import Card, Part, card_of, compacted, described, low_rank, pack
+from personafl.models.modelfile import Card, Part, card_of, compacted, described, low_rank, pack, summed
+from personafl.models.peftfolder import files_of
 from personafl.runs.given import Given
 from personafl.storage.files import atomic_write, storage
 
@@ -97,6 +98,7 @@ def export(
     model: nn.Module | None = None,
     algorithm: Algorithm | None = None,
     onnx: bool = False,
+    peft: bool = False,
     batch: int | None = None,
     listener: Listener | None = None,
 ) -> Exported:
@@ -104,10 +106,13 @@ def export(
 
     They are `global.safetensors` and `client-NAME.safetensors` in `out`, or in the run's directory under export/;
     `personafl.load_model` makes networks of them. Beside each is a model card, .md, and with onnx=True the same model
-    for onnxruntime, .onnx. A run that was begun with objects needs the same ones again. With a `batch`, the time that
-    the networks take for so many samples is measured too.
+    for onnxruntime, .onnx; with peft=True, if it is LoRA adapters, a folder of the same name that `peft` loads. A run
+    that was begun with objects needs the same ones again. With a `batch`, the time that the networks take for so many
+    samples is measured too.
     """
-    return write_models(run, out, clients, Given(data, model, algorithm), onnx=onnx, batch=batch, listener=listener)
+    return write_models(
+        run, out, clients, Given(data, model, algorithm), onnx=onnx, peft=peft, batch=batch, listener=listener
+    )
 
 
 def write_models(
@@ -117,6 +122,7 @@ def write_models(
     given: Given,
     *,
     onnx: bool = False,
+    peft: bool = False,
     batch: int | None = None,
     listener: Listener | None = None,
 ) -> Exported:
@@ -144,6 +150,8 @@ def write_models(
         timed = batch if client is None or client == members[0] else None
         file = out / ("global.safetensors" if client is None else files[client])
         written.append(_write(finished, client, file, onnx, timed))
+        if peft:
+            _write_peft(finished, client, file.with_suffix(""))
         if listener is not None:
             listener(len(written), len(shared) + len(members))
     return Exported(run, out, finished.origin.method, tuple(written))
@@ -185,6 +193,16 @@ def _write(finished: Finished, client: int | None, file: Path, onnx: bool, batch
     )
     atomic_write(exported.card, model_card(card, exported.file).encode())
     return exported
+
+
+def _write_peft(finished: Finished, client: int | None, folder: Path) -> None:
+    """Write the same model as a folder of peft's."""
+    models = finished.models(client)
+    parts = models["global" if client is None else "tuned" if "tuned" in models else "personal"]
+    with storage(folder):
+        folder.mkdir(exist_ok=True)
+    for name, content in files_of(finished.origin.net(client).module(), summed(parts)).items():
+        atomic_write(folder / name, content)
 
 
 def _graph(finished: Finished, file: Path, net: Net, parts: tuple[Part, ...], facts: dict[str, str]) -> bytes:

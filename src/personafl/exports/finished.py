@@ -1,5 +1,6 @@
 """A finished run, opened again: the models in it, and what is known of them."""
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,8 @@ class Finished:
         members = data.seen if client in data.seen else data.unseen
         if not len(data.validation.flat):
             raise BadInput(f"{self._run}: has no validation data to choose by; begin a run with data.validation = 0.2")
-        scored = score(self._simulation, self._tuned, members, {"validation": data.validation}, blends=True)
+        with contextlib.closing(self._simulation.workers):  # this lives as long as the result of a run
+            scored = score(self._simulation, self._tuned, members, {"validation": data.validation}, blends=True)
         names, picks = chosen(scored, caution)
         return names[int(picks[list(members).index(client)])] if names else ""
 

@@ -125,6 +125,8 @@ class Layers(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         stack, keep = self._stack, self._keeper(weight)
+        if x.ndim == 1:  # a product of a matrix and a vector, which is no large one
+            return functional.linear(x, weight, bias)
         if stack is None:
             if keep is None or weight.numel() < _WORTH:
                 return functional.linear(x, weight, bias)

@@ -35,13 +35,17 @@ _LOSSES = {
 
 
 class _Seen(NamedTuple):
-    """A layer's input and output [clients, samples, places, …]; of a norm, its normalised input."""
+    """A layer's input and output [clients, samples, places, …]; of a norm, its normalised input.
+
+    What a convolution sees has places last, as its outputs have: nothing large is turned for that.
+    """
 
     weight: str | None
     bias: str | None
     input: Tensor
     output: Tensor
-    norm: bool
+    norm: bool = False
+    places_last: bool = False
 
 
 def clipped_sums(
@@ -63,6 +67,7 @@ def clipped_sums(
         outputs = _applied(objective.net, given, x, seen)
         values = objective.loss(outputs.flatten(0, 1), y.flatten(0, 1)).reshape(real.shape)
         slopes = torch.autograd.grad(values.sum(), [each.output for each in seen])
+        slopes = tuple(slope.mT if each.places_last else slope for each, slope in zip(seen, slopes, strict=True))
     with Outside(), torch.no_grad():
         sums = _sums(seen, slopes, {name: given[name].shape for name in names}, most, real)
         found = {name: sums[name].squeeze(0) if stack is None else sums[name] for name in names}
@@ -139,7 +144,7 @@ def _applied(net: Net, values: Params, x: Tensor, seen: list[_Seen]) -> Tensor:
             outputs = (rows.flatten(1, 2) @ weight.mT).reshape(*rows.shape[:3], -1)
             outputs = outputs if bias is None else outputs + bias[:, None, None]
             outputs = outputs if outputs.requires_grad else outputs.requires_grad_()
-            seen.append(_Seen(names[0], None if bias is None else names[1], given, outputs, norm=False))
+            seen.append(_Seen(names[0], None if bias is None else names[1], given, outputs))
             x = outputs.reshape(*x.shape[:-1], outputs.shape[-1])
         elif isinstance(layer, nn.Conv2d) and weight is not None:
             x = _convolved(layer, weight, bias, x, seen, names)
@@ -161,16 +166,44 @@ def _applied(net: Net, values: Params, x: Tensor, seen: list[_Seen]) -> Tensor:
 def _convolved(
     layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, seen: list[_Seen], names: list[str]
 ) -> Tensor:
-    clients, count = x.shape[:2]
-    padding: Any = layer.padding
-    patches = functional.unfold(x.flatten(0, 1), layer.kernel_size, layer.dilation, padding, layer.stride)
-    patches = patches.mT.reshape(clients, count, patches.shape[-1], -1)  # [clients, samples, places, in · k²]
-    outputs = (patches.flatten(1, 2) @ weight.flatten(2).mT).reshape(*patches.shape[:3], -1)
-    outputs = outputs if bias is None else outputs + bias[:, None, None]
+    found, sizes = _Patches.apply(x.flatten(0, 1), layer)  # type: ignore[no-untyped-call]
+    patches: Tensor = found.reshape(*x.shape[:2], *found.shape[1:])  # [clients, samples, in · k², places]
+    outputs: Tensor = weight.flatten(2).unsqueeze(1) @ patches
+    outputs = outputs if bias is None else outputs + bias[:, None, :, None]
     outputs = outputs if outputs.requires_grad else outputs.requires_grad_()
-    seen.append(_Seen(names[0], None if bias is None else names[1], patches.detach(), outputs, norm=False))
-    height = (x.shape[-2] + 2 * padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1
-    return outputs.mT.reshape(clients, count, outputs.shape[-1], height, -1)
+    held = patches.detach().mT
+    seen.append(_Seen(names[0], None if bias is None else names[1], held, outputs, places_last=True))
+    return outputs.reshape(*outputs.shape[:3], *sizes)
+
+
+class _Patches(torch.autograd.Function):
+    """What a convolution looks at in images [images, in, …]: [images, in · k², places], and how many places there are.
+
+    `functional.unfold` has the same, and on a GPU starts a kernel for each image; this is one copy of a view.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Any) -> tuple[Tensor, torch.Size]:
+        """Copy them."""
+        ctx.layer, ctx.size = layer, x.shape[2:]
+        (rows, columns), wide = layer.padding, x
+        if rows or columns:
+            wide = functional.pad(x, (columns, columns, rows, rows))
+        reach = [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        places = [(n - r) // s + 1 for n, r, s in zip(wide.shape[2:], reach, layer.stride, strict=True)]
+        steps = [
+            each * step
+            for how in (layer.dilation, layer.stride)
+            for each, step in zip(how, wide.stride()[2:], strict=True)
+        ]
+        view = wide.as_strided((*wide.shape[:2], *layer.kernel_size, *places), (*wide.stride()[:2], *steps))
+        return view.reshape(len(x), -1, places[0] * places[1]), torch.Size(places)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Any) -> tuple[Tensor, None]:
+        """Add up what each point of an image has in its patches."""
+        layer = ctx.layer
+        return functional.fold(slope, ctx.size, layer.kernel_size, layer.dilation, layer.padding, layer.stride), None
 
 
 def _sums(

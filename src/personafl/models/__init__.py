@@ -2,20 +2,21 @@
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from personafl.core.net import Net
+from personafl.core.net import Net, copied
 from personafl.core.split import Split
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput, did_you_mean
 from personafl.fast.trial import try_stacked
 from personafl.models.adapters import AdapterKind, Site, default_adapter, with_adapters
 from personafl.models.network import Network, SharedNetwork, default_model
-from personafl.models.parts import needs_adapter, personal_split
+from personafl.models.parts import needed_adapter, parts_named, personal_split
+from personafl.models.pretrained import Pretrained
 from personafl.options import checked, import_path, users_code
 
 __all__ = [
@@ -48,6 +49,7 @@ _HOMES = {
     "speech": "transformer.SpeechModel",
     "additive": "additive.Additive",
     "split_input": "additive.SplitInput",
+    "pretrained": "pretrained.Pretrained",
 }
 
 
@@ -84,14 +86,14 @@ def make_net_and_split(
     Where "adapter" is personal and the model has none, the adapters that suit it are put in.
     """
     base = _source(network, data, module)
-    make = base if network.adapter is None else _adapted(base, network.adapter, network.adapter_size)
-    split = None
+    kind, split = network.adapter, None
+    if kind is None and network.personal is not None:
+        kind = needed_adapter(_example(base), network.personal)
+    make = base if kind is None else _adapted(base, network, kind)
+    if network.frozen:
+        make = _frozen(make, network.frozen)
     if network.personal is not None:
-        example = _example(make)
-        if network.adapter is None and needs_adapter(example, network.personal):
-            make = _adapted(base, default_adapter(example), network.adapter_size)
-            example = _example(make)
-        split = personal_split(example, network.personal)
+        split = personal_split(_example(make), network.personal)
     return _tried(make, network, data), split
 
 
@@ -113,16 +115,32 @@ def _source(network: Network, data: FederatedData, module: nn.Module | None) -> 
     return _maker(found, given, data, network.name)
 
 
-def _adapted(source: Source, kind: AdapterKind, size: int) -> Callable[[], nn.Module]:
+def _adapted(source: Source, network: SharedNetwork, kind: AdapterKind) -> Callable[[], nn.Module]:
     """Return what makes the module with adapters; a module that is made already keeps its weights, only they are drawn.
 
-    The module is drawn before its adapters, so with equal seeds it starts like the one without.
+    The module is drawn before its adapters, so with equal seeds it starts like the one without. A pretrained one is
+    frozen.
     """
 
     def make() -> nn.Module:
-        return with_adapters(source if isinstance(source, nn.Module) else source(), kind, size=size)
+        module = source if isinstance(source, nn.Module) else source()
+        if isinstance(module, Pretrained):
+            module.freeze()
+        return network.adapted(module, kind)
 
     return make
+
+
+def _frozen(source: Source, parts: str | Sequence[str]) -> Source:
+    """Return the module, or what makes it, with parts of it as constants."""
+
+    def frozen(module: nn.Module) -> nn.Module:
+        constant = parts_named(module, parts, "model.frozen")
+        for name, value in module.named_parameters():
+            value.requires_grad_(value.requires_grad and not constant.is_personal(name))
+        return module
+
+    return frozen(copied(source, [])) if isinstance(source, nn.Module) else lambda: frozen(source())
 
 
 def _example(source: Source) -> nn.Module:
@@ -147,7 +165,7 @@ def _find(name: str) -> Callable[..., nn.Module] | nn.Module:
 def _maker(
     build: Callable[..., nn.Module], options: dict[str, Any], data: FederatedData, name: str
 ) -> Callable[[], nn.Module]:
-    facts = data.shape.model_dump(include={"input_shape", "classes", "vocabulary"}, exclude_none=True)
+    facts = data.shape.model_dump(include={"input_shape", "classes", "vocabulary", "task"}, exclude_none=True)
     shape = list(data.shape.input_shape)
     takes = inspect.signature(build).parameters
     if "vocabulary" in takes and "vocabulary" not in {*facts, *options}:

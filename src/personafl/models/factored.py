@@ -12,7 +12,6 @@ and a convolution W[o, i, a, b] = Σ_r u[(o, a), r]·v[r, (i, b)] is one along t
 Padding, of whatever mode, copies whole columns first and whole rows of z then, so it divides in the same way.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from personafl.core import wire
+from personafl.core.net import copied
 from personafl.errors import BadInput
 
 _WORTH = 2  # so many times fewer multiply-adds; with hardly fewer, two passes over memory take longer than one
@@ -109,7 +109,7 @@ def factorize(module: nn.Module, weights: Mapping[str, Tensor | wire.Factored], 
     where a large kernel leaves few rows, two layers may be the dearer ones. Everything else stays one layer with a
     dense weight: layers of other kinds, subclasses, convolutions with groups, and weights that layers share.
     """
-    module = copy.deepcopy(module)
+    module = copied(module)
     _check(module, weights)
     factors = _factors(module, weights)
     pays = _paying(module, factors, example)

@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from torch import Tensor, nn
 
 from personafl.core import wire
+from personafl.core.heads import with_head
 from personafl.core.net import Net
 from personafl.core.reading import AS_FOUND, Reading
 from personafl.core.shape import DataShape
@@ -43,6 +44,11 @@ def network_text(network: Network) -> str:
     """Return the record of a network as a model file has it, with the model's own options apart."""
     parts = {"personal": None, "adapter": None, "adapter_size": 1}
     parts |= network.model_dump(mode="json", include=set(parts))
+    known = {"rank", "alpha", "targets", "frozen"}
+    if getattr(network, "frozen", None):  # else all that came from there is trained, and in the file
+        known.add("adapter_from")
+    lora = network.model_dump(mode="json", include=known, exclude_none=True)
+    parts |= lora if isinstance(network, SharedNetwork) else {}
     values = {"name": network.name or None, "options": network.options, "buffers": network.buffers, **parts}
     return to_json(values).decode()
 
@@ -65,6 +71,7 @@ class Card(DataShape):
     model: Literal["global", "personal", "tuned", "blend"]  # blend: between global and the last personal one
     client: str | None = None  # whose model it is
     network: Json[Annotated[SharedNetwork, BeforeValidator(_from_file)]]
+    head: Literal["gated", "valved"] | None = None  # of `core.heads`, in place of the layer that is personal
     dtype: Literal["float32", "float64"] = "float32"  # of its weights and inputs
     input_shape: Json[tuple[Positive, ...]]
     target_shape: Json[tuple[Positive, ...]]
@@ -237,7 +244,8 @@ def _net(path: Path, card: Card, data: FederatedData, module: nn.Module | None) 
             found = import_path(name, "model") if ":" in name else None
             if not (isinstance(found, type) and issubclass(found, nn.Module)):
                 raise BadInput(f"model: {name!r} is no nn.Module class, and a file may not have a function called")
-        return make_net_and_split(card.network, data, module)[0]
+        net, split = make_net_and_split(card.network, data, module)
+        return net if card.head is None else with_head(net, split, card.head)
     except BadInput as error:
         raise BadInput(f"{path}: {error}; or give the network: {remedy}") from error
 

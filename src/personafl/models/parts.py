@@ -3,7 +3,10 @@
 - `input`, `output`: the first and the last layer with parameters, in the order in which the module registers them;
 - `body`: everything but the output;
 - `norms`: all normalisation layers;
+- `auto`: what a module declares to be that, because its output suits personal parts badly; else the output;
 - `adapter`: all adapters, and the norms too where adapters have sites, in transformers (FedAlt/FedSim);
+- `lora`, `lora_A`, `lora_B`: of the adapters B(Ax) both matrices, or one of them (FedSA-LoRA, FFA-LoRA);
+- `base`: everything but adapters and the output;
 - anything else: a glob (`head.*`) or a regular expression (`re:…`) for parameter names.
 
 A module may say better what its parts are, and name new ones: `parts = {"output": ("head.*", "head_norm.*")}`.
@@ -17,13 +20,19 @@ from torch import nn
 
 from personafl.core.split import Split, listed
 from personafl.errors import BadInput
-from personafl.models.adapters import Site, is_adapter
+from personafl.models.adapters import AdapterKind, Site, default_adapter, is_adapter
 
 _NORM = re.compile(r"Norm(\dd)?$")  # of a class: GroupNorm, BatchNorm2d, RMSNorm, and the user's own
-_PARTS = ("adapter", "body", "input", "norms", "output")
+_LORA = {
+    "lora": (r"re:(.*\.)?adapter\.[ab]\.weight",),
+    "lora_A": (r"re:(.*\.)?adapter\.a\.weight",),
+    "lora_B": (r"re:(.*\.)?adapter\.b\.weight",),
+}
+_PARTS = ("adapter", "auto", "base", "body", "input", *_LORA, "norms", "output")
 _MISSING = {
     "norms": "it has no normalisation layers with parameters",
     "adapter": "it has no adapters",
+    **dict.fromkeys(_LORA, "it has no lora adapters"),
     "body": "it is all output",
 }
 
@@ -31,40 +40,54 @@ _MISSING = {
 def personal_split(module: nn.Module, personal: str | Sequence[str]) -> Split:
     """Return the split that makes the named parts of a module personal.
 
-    Each entry must match something, and together they must leave something shared.
+    Each entry must match something, and together they must leave something shared: parameters, or frozen ones.
     """
-    wanted = [personal] if isinstance(personal, str) else list(personal)
+    split, names = parts_named(module, personal, "model.personal"), _trainable(module)
+    if all(map(split.is_personal, names)) and len(names) == len(list(module.parameters())):
+        what = " and ".join(map(repr, [personal] if isinstance(personal, str) else personal))
+        raise BadInput(f"model.personal: {what} makes every parameter personal; {_choices(module, names)}")
+    return split
+
+
+def parts_named(module: nn.Module, parts: str | Sequence[str], key: str) -> Split:
+    """Return what tells the parameters of the named parts from others; `key` of a recipe names them."""
+    wanted = [parts] if isinstance(parts, str) else list(parts)
     names = _trainable(module)
     if not wanted:
-        raise BadInput(f"model.personal: names no part; {_choices(module, names)}")
+        raise BadInput(f"{key}: names no part; {_choices(module, names)}")
     patterns: list[str] = []
     for part in wanted:
         found = _patterns(module, part)
         if not found or not all(any(Split((p,)).is_personal(name) for name in names) for p in found):
             why = f" ({_MISSING[part]})" if part in _MISSING.keys() - _declared(module) else ""
-            raise BadInput(
-                f"model.personal: {part!r} matches no parameter of this model{why}; {_choices(module, names)}"
-            )
+            raise BadInput(f"{key}: {part!r} matches no parameter of this model{why}; {_choices(module, names)}")
         patterns += [pattern for pattern in found if pattern not in patterns]
-    split = Split(tuple(patterns))
-    if all(map(split.is_personal, names)):
-        what = " and ".join(map(repr, wanted))
-        raise BadInput(f"model.personal: {what} makes every parameter personal; {_choices(module, names)}")
-    return split
+    return Split(tuple(patterns))
 
 
-def needs_adapter(module: nn.Module, personal: str | Sequence[str]) -> bool:
-    """Say whether `personal` asks for adapters that the module does not have yet."""
-    wanted = [personal] if isinstance(personal, str) else personal
-    has = "adapter" in _declared(module) or any(map(is_adapter, _trainable(module)))
-    return "adapter" in wanted and not has
+def needed_adapter(module: nn.Module, personal: str | Sequence[str]) -> AdapterKind | None:
+    """Return the kind of adapters that `personal` asks for and the module does not have yet; None: it asks for none."""
+    wanted = {personal} if isinstance(personal, str) else set(personal)
+    if any(map(is_adapter, _trainable(module))) or wanted & _declared(module).keys():
+        return None
+    if wanted & _LORA.keys():
+        return "lora"
+    return default_adapter(module) if "adapter" in wanted else None
 
 
 def _patterns(module: nn.Module, part: str) -> tuple[str, ...]:
     if part in (declared := _declared(module)):
         return tuple(declared[part])
+    if part == "auto":
+        return _patterns(module, "output")
     if part not in _PARTS:
         return (part,)
+    if part in _LORA:
+        return _LORA[part]
+    if part == "base":
+        output = Split(_patterns(module, "output"))
+        names = [name for name in _trainable(module) if not (is_adapter(name) or output.is_personal(name))]
+        return tuple(map(glob.escape, names))
     if part == "body":
         output = Split(_patterns(module, "output"))
         return tuple(glob.escape(name) for name in _trainable(module) if not output.is_personal(name))

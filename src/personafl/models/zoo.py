@@ -139,7 +139,8 @@ class TextWindow(nn.Module):
     """Next token from the last `context` ones (Bengio et al. 2003), for text without labels.
 
     Their embeddings side by side, and one hidden layer. `norm` puts a LayerNorm before and after it, and embeddings
-    start small, as in a bag.
+    start small, as in a bag. Its part `auto` is then these norms: the output layer has a row for each token, half of
+    all weights, which a client of a few lines of text cannot learn.
     """
 
     def __init__(
@@ -161,6 +162,8 @@ class TextWindow(nn.Module):
         self.hidden = nn.Linear(context * width, hidden)
         self.norm = nn.LayerNorm(hidden) if norm else nn.Identity()
         self.output = nn.Linear(hidden, classes)
+        if norm:
+            self.parts = {"auto": ("norm_in.*", "norm.*")}
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, length] to scores [batch, length, classes]; place t sees tokens t − context < s ≤ t."""

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from personafl.algorithms.uplink import LowRank, TopEntries, Whole
 from personafl.core.algorithm import Algorithm
 from personafl.data.config import DataConfig
 from personafl.errors import BadInput
@@ -34,6 +33,7 @@ from personafl.recipe.secure import SecureSection, check_secure
 from personafl.recipe.sweep import SweepSection, check_sweep
 from personafl.recipe.training import TrainingSection
 from personafl.recipe.values import digests_of, merged, nested, plain, put, read_toml, without_none
+from personafl.uploads.codecs import LowRank, TopEntries, Whole
 
 _WHOLE = ("name", "label", "seed", "data", "compare", "sweep", "deploy")  # keys that no one run can change
 
@@ -81,6 +81,15 @@ class Recipe(Strict):
     @classmethod
     def _private_and_robust_uploads_count_alike(cls, values: Any) -> Any:
         return counted_alike_by_rules(counted_alike(values))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_in_the_tokens_of_the_model(cls, values: Any) -> Any:
+        model, data = ((values.get(key) or {}) if isinstance(values, dict) else {} for key in ("model", "data"))
+        source = model.get("source") if isinstance(model, dict) else None
+        if isinstance(source, str) and isinstance(data, dict) and data.get("tokenizer") is None:
+            values = {**values, "data": {**data, "tokenizer": source}}
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -192,7 +201,7 @@ class Recipe(Strict):
         """
         if not self.pretrain.rounds:
             return None
-        own = {"personal": None, "adapter": None}
+        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen", "adapter_from"))
         return self.model_copy(
             update={
                 "rounds": self.pretrain.rounds,
@@ -232,10 +241,11 @@ class Recipe(Strict):
 
     def anchored(self) -> Recipe:
         """Return the recipe with whole paths, so that the run can be resumed from any folder."""
-        changes: dict[str, Any] = {}
-        source = Path(self.data.source).expanduser()
-        if source.exists():
-            changes["data"] = self.data.model_copy(update={"source": str(source.resolve())})
+        changes: dict[str, Any] = {"model": self.model.anchored()}
+        named = {"source": self.data.source, "tokenizer": self.data.tokenizer}
+        paths = {key: Path(name).expanduser() for key, name in named.items() if name is not None}
+        found = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
+        changes["data"] = self.data.model_copy(update=found)
         if self.cloud is not None:
             changes["cloud"] = self.cloud.anchored()
         if self.buffer is not None:

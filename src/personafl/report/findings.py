@@ -1,4 +1,4 @@
-"""What was found: every method's model against the others', paired over clients and seeds, and the best in a sentence.
+"""What was found: every method's model against the others', paired over clients and seeds: the best, and who is behind.
 
 A method's model is its last personal one, or the global one if it has none: that whose worst decile the table shows.
 """
@@ -19,6 +19,7 @@ from personafl.runs.result import Result
 
 Labelled = tuple[str, Result]  # a run's result, and the label that it is shown under
 BASELINES = ("fedavg", "local")  # the best method is compared with the first of them that there is
+POINT = 1.0  # of the score: what may be lost before it is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,3 +122,43 @@ def told(one: str, other: str, pair: Paired, measure: Measure) -> str:
     if pair.told_apart:
         return f"{one} beats {other} by {by} (95%), paired over {over}"
     return f"{one} and {other} cannot be told apart: {by} (95%), paired over {over}"
+
+
+def behind(results: Sequence[Labelled]) -> list[str]:
+    """Say which methods' own models are worse than the better of FedAvg and local training, and what to do about it.
+
+    Where neither was run, the method's global model is in their place. Only what is told apart, and is a point or more.
+    """
+    methods, shared = scored(results), scored(results, "global")
+    baselines = [own for label, own in methods.items() if label in BASELINES]  # the better one first
+    found = []
+    for label, own in methods.items():
+        rival = next(iter(baselines), shared.get(label))
+        if own.model == "global" or label in BASELINES or rival is None:
+            continue
+        pair = own.against(rival)
+        if pair is not None and pair.told_apart and pair.mean <= -POINT:
+            lost = own.measure.change(-pair.mean, pair.half).removeprefix("+")
+            where = f"{lost} {own.measure.unit} below {rival.name}, and worse for {share(pair.worse)} of clients"
+            remedy = _remedy(own, rival, shared.get(label), results)
+            found.append(f"{label}: clients' own models are {where}{_had(own)}; {remedy}")
+    return found
+
+
+def _had(own: Scored) -> str:
+    """Say how many samples the clients trained on, where that is known."""
+    sizes = [size for seed in own.values for size in own.column(seed, "train")]
+    return f", who have {np.median(sizes):,.0f} training samples in the median" if sizes else ""
+
+
+def _remedy(own: Scored, rival: Scored, shared: Scored | None, results: Sequence[Labelled]) -> str:
+    """Say what gives clients a model that is not behind: the choice where that helps, else another method."""
+    split = main_split([row for _, result in results for row in result.rows])
+    wanted = {"model": "chosen", "clients": "seen", "split": split}
+    rows = [row for result in own.results.values() for row in result.rows if wanted.items() <= row.items()]
+    mean = float(np.mean([row["accuracy"] for row in rows])) if rows else -math.inf
+    if own.measure.gain(mean - rival.mean) > -POINT:
+        return f"the models chosen by validation data have {own.measure.written(mean)} %: keep those"
+    if not rows and shared is not None and shared.mean > own.mean:
+        return "with data.validation=0.2 each client keeps its own model only where that is shown to be better"
+    return f"take {rival.label}, or tune the method by validation data (personafl compare --tune 12)"

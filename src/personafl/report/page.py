@@ -25,7 +25,7 @@ from personafl.report.compactness import form_figures
 from personafl.report.costs import cost_figures
 from personafl.report.curves import curve_figures
 from personafl.report.differences import difference_figures
-from personafl.report.findings import scored, sentence
+from personafl.report.findings import behind, scored, sentence
 from personafl.report.gains import gain_figures, spread_figures
 from personafl.report.groups import group_figures
 from personafl.report.load import Source, load
@@ -76,7 +76,10 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
         standings=standings,
         unfinished=[standing for standing in standings if not standing.finished and not standing.failed],
         failed=[standing for standing in standings if standing.failed],
-        warnings=[f"{run.label}, seed {run.seed}: {entry['text']}" for run in runs for entry in run.events("warning")],
+        warnings=[
+            *(f"{run.label}, seed {run.seed}: {entry['text']}" for run in runs for entry in run.events("warning")),
+            *behind(results),
+        ],
         resume=about.resume_commands(sources),
         anew=about.anew_commands(sources),
         split=split_figures(runs),

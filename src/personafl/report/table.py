@@ -204,6 +204,11 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
+def speed(clients: float) -> str:
+    """Return how many clients are trained in a second; of slow ones a decimal, for 0 says nothing."""
+    return f"{clients:,.{0 if clients >= 9.95 else 1}f} clients/s"
+
+
 def has_words(rows: Sequence[Row]) -> bool:
     """Say whether targets are words, so that there are word error rates."""
     return any("word_error" in row for row in rows)

@@ -13,6 +13,7 @@ from rich.text import Text
 from personafl.report.about import resume_commands
 from personafl.report.load import load
 from personafl.report.progress import State, changed_at, overall, states
+from personafl.report.table import speed
 
 SECONDS = 1.0  # between two looks
 QUIET = 60.0  # seconds without a new round after which to wonder
@@ -57,7 +58,7 @@ def _line(part: State, bar: int) -> list[Text | ProgressBar | str]:
         f"{part.done}/{part.rounds}",
         "–" if part.accuracy is None else f"{100 * part.accuracy:.1f}%",
         "–" if part.loss is None else f"{part.loss:.3f}",
-        "–" if part.speed is None else f"{part.speed:,.0f} clients/s",
+        "–" if part.speed is None else speed(part.speed),
         part.failed or "done" if part.over else "–" if part.left is None else _clock(part.left),
     ]
     texts: list[Text | ProgressBar | str] = [Text(cell, style=style) for cell in cells]

@@ -132,7 +132,8 @@ def _from(gram: Tensor, weights: Tensor) -> Tensor:
 def capped(weights: Tensor, most: float) -> Tensor:
     """Return weights cut to the c for which none is more than a share `most` of their sum: c = most · Σ min(w_i, c).
 
-    Where 1/n is more than that, all are alike.
+    Where 1/n is more than that, all are alike, and weigh what one in the middle does, or the mean if that is less: so
+    their sum is never more than it was.
     """
     n, ordered = len(weights), weights.sort(descending=True).values
     below = ordered.sum()
@@ -141,4 +142,4 @@ def capped(weights: Tensor, most: float) -> Tensor:
         if largest <= level:
             return weights.clamp(max=level) if count else weights
         below = below - largest
-    return torch.full_like(weights, float(weights.sum()) / n)
+    return torch.full_like(weights, min(float(ordered[n // 2]), float(weights.sum()) / n))

@@ -24,10 +24,19 @@ def failure_of(error: BaseException, when: str) -> Failure:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or ["no reason given"]
     text = f"{type(error).__name__}: {lines[0]}"
     if isinstance(error, PersonaError):  # a worker's: who was trained, and the worker's own traceback
-        text = f"{lines[0].partition('Traceback')[0]}{lines[-1]}"
+        text = f"{lines[0].partition('Traceback')[0]}{_raised(str(error)) or lines[-1]}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _SHORT.search(text):
         text += "; memory is short: lower engine.memory_mb, engine.workers or training.batch"
     return Failure(diverged=False, when=when, reason=text, traceback=trace)
+
+
+def _raised(trace: str) -> str:
+    """Return the first line of what the last traceback in a text raised: frames are indented, and what follows is not.
+
+    A message may have several lines, of which the last says least.
+    """
+    _, mark, last = trace.rpartition("Traceback (most recent call last):\n")
+    return next((line for line in last.splitlines() if mark and line[:1].strip()), "")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from personafl.algorithms.uplink import compressed
 from personafl.core.algorithm import Algorithm
 from personafl.core.losses import Loss, Metric
 from personafl.data.federated import FederatedData
@@ -16,14 +15,19 @@ from personafl.recipe.engine import EngineSection
 from personafl.recipe.recipe import Recipe
 from personafl.runs.abilities import check_method
 from personafl.runs.problems import Maker, make_problems
-from personafl.simulate.engine import Engine
+from personafl.simulate.engine import Engine, largest_batch
 from personafl.simulate.hardware import keep_freed_memory, named_device, placed, set_arithmetic
 from personafl.simulate.trainer import Learners
+from personafl.uploads.codecs import Whole
 
 
 def make_method(recipe: Recipe, algorithm: Algorithm | None = None) -> Algorithm:
     """Return the method, with its uploads compressed; fail if it cannot do what the recipe's devices ask for."""
-    algorithm = compressed(algorithm or recipe.algorithm(), recipe.uplink)
+    algorithm = algorithm or recipe.algorithm()
+    if not isinstance(recipe.uplink, Whole):
+        from personafl.uploads.uplink import compressed  # few devices have it
+
+        algorithm = compressed(algorithm, recipe.uplink)
     check_method(recipe.devices, algorithm)
     return algorithm
 
@@ -55,5 +59,6 @@ def make_learners(
     data = placed(data, device, dtype, recipe.engine.data_mb)
     problems = make_problems(recipe, algorithm, data, model, make, device, dtype, loss, metrics)
     memory, low = recipe.engine.memory_mb * 2**20, recipe.engine.dtype == "bfloat16"
-    engines = tuple(Engine.fitted(each, recipe.engine.strategy, memory, device, bfloat16=low) for each in problems)
+    batch, strategy = largest_batch(data, algorithm.client.phases), recipe.engine.strategy
+    engines = tuple(Engine.fitted(each, strategy, memory, device, batch=batch, bfloat16=low) for each in problems)
     return Learners(algorithm.client, data, problems, kinds, engines, recipe.seed, dtype)

@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from personafl.algorithms.private import Private
 from personafl.core import wire
+from personafl.data.federated import Clients
 from personafl.runs.checkpoints import Run
 from personafl.runs.failing import attempt
 from personafl.runs.interrupt import polite_stop
@@ -18,7 +19,7 @@ from personafl.runs.listener import Listener, Note, Progress, Tuning
 from personafl.runs.private import affordable, charged
 from personafl.runs.recording import record_forms, record_scores, score_all
 from personafl.runs.result import Result, make_result
-from personafl.runs.scoring import tune
+from personafl.runs.scoring import tuning
 from personafl.runs.sizes import measure
 from personafl.runs.start import START_FILE
 from personafl.runs.tracking import Tracker
@@ -27,6 +28,7 @@ from personafl.storage.failure import FAILURE_FILE
 from personafl.storage.files import atomic_write, write_json
 from personafl.storage.rundir import Checkpoint, RunDirectory
 from personafl.storage.seals import sealed
+from personafl.uploads.private import Private
 
 
 def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None) -> Result:
@@ -44,11 +46,11 @@ def run_job(job: Job, directory: RunDirectory, listener: Listener | None = None)
             run = Run(job, directory, checkpoint, tracker, listener)
             try:
                 _train(run, listener)
+                _tune(run, listener)
+                with attempt(run.directory.path, f"after round {job.recipe.rounds}"):
+                    result = _finish(run)
             finally:
                 run.simulation.workers.close()
-            _tune(run, listener)
-            with attempt(run.directory.path, f"after round {job.recipe.rounds}"):
-                result = _finish(run)
             tracker.finish(result.rows)
         write_json(directory.path / "result.json", result.to_json())
         return result
@@ -111,18 +113,23 @@ def _tune(run: Run, listener: Listener | None) -> None:
     everyone = np.concatenate([data.seen, data.unseen])
     waiting = everyone[~tuned.has(everyone) & (job.recipe.finetune | ~simulation.have_models(everyone))]
     before = len(tuned)
+    chunks, began = tuning(simulation, tuned, waiting, job.recipe.rounds), time.monotonic()
     with polite_stop() as stop:
-        for _, _, chunk in simulation.groups(waiting):
-            began = time.monotonic()
-            with attempt(run.directory.path, f"after round {job.recipe.rounds}"):
-                tune(simulation, tuned, chunk, job.recipe.rounds)
+        while _has_next(chunks, run):
             run.add(None, time.monotonic() - began)
             run.save(job.recipe.engine.checkpoint_seconds)
             if listener is not None:
                 listener(Tuning(len(tuned), before + len(waiting)))
             if stop.requested:
                 run.stop(f"while fine-tuning, {len(tuned)} of {before + len(waiting)} clients done")
+            began = time.monotonic()
     run.save(0)
+
+
+def _has_next(chunks: Iterator[Clients], run: Run) -> bool:
+    """Fine-tune a chunk of clients; say whether there was one."""
+    with attempt(run.directory.path, f"after round {run.job.recipe.rounds}"):
+        return next(chunks, None) is not None
 
 
 def _finish(run: Run) -> Result:

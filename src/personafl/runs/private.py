@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from personafl.algorithms.distributed import SharedNoiseServer, shared
-from personafl.algorithms.private import PrivateServer, private
 from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
@@ -16,6 +14,8 @@ from personafl.privacy.noise import make_key
 from personafl.recipe.privacy import PrivacySection, check_moments
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.federation import Federation
+from personafl.uploads.distributed import SharedNoiseServer, shared
+from personafl.uploads.private import PrivateServer, private
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,16 @@ def make_problems(
 
         check_functions(loss, metrics or {}, net, data)
         loss = loss or weighted(weights, data, task.loss, device, dtype)
+    net = net.to(device, dtype)
+    headed = None
+    if algorithm.head is not None:
+        from personafl.core.heads import with_head  # few methods have one
+
+        headed = with_head(net, split, algorithm.head)
     shared = Problem(
-        net.to(device, dtype),
+        net,
         loss or task.loss,
+        local_net=headed,
         split=split,
         correct=task.correct,
         divergence=task.divergence,
@@ -60,10 +67,10 @@ def make_problems(
         made.append((recipe.model.whole.resolved(data), net))
     problems = []
     for index, profile in enumerate(recipe.devices):
-        own = None
+        local = shared.local_net
         if profile.model is not None:
             own = _own_net(made, profile.model.resolved(data), data, f"devices[{index}]").to(device, dtype)
-        local = None if own is net else own
+            local = None if own is net else own
         problems.append(dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty))
     return tuple(problems)
 

@@ -19,8 +19,9 @@ from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.runs.private import guarantee
 from personafl.runs.samples import ledger
-from personafl.runs.scoring import SHARES, Scored
+from personafl.runs.scoring import Scored
 from personafl.runs.sizes import Size
+from personafl.runs.trying import SHARES
 from personafl.simulate.federation import Federation
 from personafl.storage.csvtext import csv_text
 from personafl.storage.files import read_json

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from personafl.algorithms.fair import made_fair
-from personafl.algorithms.robust import RobustServer, made_robust, may_be_robust
 from personafl.core.algorithm import Algorithm
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
@@ -13,20 +11,23 @@ from personafl.robust.rule import Mix, Rule, check_size, fewest
 from personafl.robust.table import MIXES, RULES
 from personafl.simulate.buffer import Buffer
 from personafl.simulate.federation import Cloud
+from personafl.uploads.around import uses_mean_alone
+from personafl.uploads.fair import made_fair
+from personafl.uploads.robust import RobustServer, made_robust
 
 # What servers of real devices do unless a recipe says otherwise.
 ON_DEVICES = RobustSection(clip=RunningMedian(times=1.0, rounds=3), most=0.2)
 
 
 def section_of(recipe: Recipe, algorithm: Algorithm) -> RobustSection | None:
-    """Return what a recipe has for uploads, also where it does not say: a server of real devices clips them.
+    """Return what a recipe has for uploads, also where it does not say: servers of real devices clip them.
 
-    It is the same whoever runs the recipe, so that the simulator has the numbers of its servers. None: the plain mean.
+    It is the same whoever runs the recipe, so that the simulator has the numbers of these. None: the plain mean.
     """
     if recipe.robust is not None:
         return None if recipe.robust == RobustSection() else recipe.robust
-    alone = all(part is None for part in (recipe.secure, recipe.privacy, recipe.buffer, recipe.cloud))
-    return ON_DEVICES if recipe.deploy is not None and alone and may_be_robust(algorithm) else None
+    alone = all(part is None for part in (recipe.secure, recipe.privacy, recipe.buffer))
+    return ON_DEVICES if recipe.deploy is not None and alone and uses_mean_alone(algorithm) else None
 
 
 def held(recipe: Recipe, algorithm: Algorithm, clients: int) -> Algorithm:

@@ -1,6 +1,7 @@
 """The models that come out of training: fine-tuning them, and scoring them on the clients' data."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,20 +9,18 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.func import vmap
 
 from personafl.core import tree
 from personafl.core.algorithm import ClientRule, Problem, no_steps
-from personafl.core.tree import Params, Tree
+from personafl.core.tree import Tree
 from personafl.data.federated import Clients, Ragged
 from personafl.evaluate.choice import Gains
-from personafl.evaluate.score import Scores, try_personal, try_shared
+from personafl.evaluate.score import PASS, Outcomes, Scores
+from personafl.runs.trying import Message, TryOwn, TryShared, warn
 from personafl.simulate.clientside import ClientSide
 from personafl.storage.store import Store
 
 T = TypeVar("T", Scores, Gains)
-SHARES = (0.25, 0.5, 0.75)  # of the personal model, in the blends that a device may choose
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,17 @@ class Scored:
     chooses: NDArray[np.bool_]  # [clients]
 
 
-def tune(side: ClientSide, tuned: Store, clients: Clients, number: int) -> None:
-    """Fine-tune clients after `number` rounds, from their states or as newcomers, and keep the result in `tuned`."""
+def tuning(side: ClientSide, tuned: Store, clients: Clients, number: int) -> Iterator[Clients]:
+    """Fine-tune clients after `number` rounds, from their states or as newcomers; yield chunks that are in `tuned`."""
     for group, states in side.personalize(clients, number):
         tuned.put(group, {path: leaf.contiguous().cpu() for path, leaf in tree.flatten(states).items()})
+        yield group
+
+
+def tune(side: ClientSide, tuned: Store, clients: Clients, number: int) -> None:
+    """Fine-tune clients after `number` rounds, all of them."""
+    for _ in tuning(side, tuned, clients, number):
+        pass
 
 
 def score(
@@ -55,30 +61,38 @@ def score(
     """
     who, rule = side.learners, side.learners.rule
     downs = {server: side.down(server) for server in np.unique(side.homes[clients]).tolist()}
-    globals_ = {server: side.global_model(down) for server, down in downs.items()}
     everyone = {server: clients[side.homes[clients] == server] for server in downs}
-    shared = {
-        (server, split): try_shared(who.problems[0], params, who.data, rows, everyone[server])
-        for server, params in globals_.items()
-        if params is not None
-        for split, rows in splits.items()
-    }
+    shared, told = _tried_shared(side, downs, everyone, splits)
     scores: dict[tuple[str, str], list[tuple[Clients, Scores]]] = {}
     gains: dict[str, list[tuple[Clients, Gains]]] = {}
     twice = tuned is not None and bool((side.have_models(clients) & tuned.has(clients)).any())
-    for which, server, members in side.groups(_by_size(clients, splits)):
-        problem, down = who.problems[which], downs[server]
-        base = globals_[server] if blends and _can_choose(problem, rule) else None
-        for group in _alike(side, tuned, members):
-            for name, params in _candidates(side, tuned, which, down, group, base, twice):
-                for split, rows in splits.items():
-                    if split == "train" and name.startswith("blend"):
-                        continue  # nobody asks
-                    own = try_personal(problem, params, who.data, rows, group)
-                    scores.setdefault((name, split), []).append((group, own.scores()))
-                    if base is not None and split == "validation":
-                        other = shared[server, split].of(_places(everyone[server], group))
-                        gains.setdefault(name, []).append((group, own.gains_over(other)))
+    groups = [
+        (which, server, group)
+        for which, server, members in side.groups(_by_size(clients, splits))
+        for group in _alike(side, tuned, members)
+    ]
+
+    @functools.cache
+    def shape(which: int, server: int) -> Tree:
+        return _tuned_shape(side, which, downs[server])
+
+    def task(which: int, server: int, group: Clients) -> TryOwn:
+        down = downs[server]
+        known, ready = _stand(side, tuned, group)
+        states = side.states_for(down, which, group, "none") if known or not ready else ()
+        last = _tuned_states(side, tuned, shape(which, server), group) if ready and tuned is not None else ()
+        outcomes = shared.get((server, "validation")) if blends and _can_choose(who.problems[which], rule) else None
+        own = None if outcomes is None else outcomes.of(_places(everyone[server], group))
+        rows = {split: rows.among(group) for split, rows in splits.items()}
+        return TryOwn(which, group, down, states, last, known, twice, rows, own)
+
+    for (_, _, group), tried in zip(groups, side.done(task(*group) for group in groups), strict=True):
+        for key, found in tried.scores.items():
+            scores.setdefault(key, []).append((group, found))
+        for name, gained in tried.gains.items():
+            gains.setdefault(name, []).append((group, gained))
+        told.extend(tried.told)
+    warn(told)
     for (server, split), outcomes in shared.items():
         scores.setdefault(("global", split), []).append((everyone[server], outcomes.scores()))
     joined = {key: _in_order(clients, parts) for key, parts in scores.items()}
@@ -86,24 +100,43 @@ def score(
     return Scored(joined, {name: _in_order(clients, parts) for name, parts in gains.items()}, chooses)
 
 
+def _tried_shared(
+    side: ClientSide, downs: Mapping[int, Tree], everyone: Mapping[int, Clients], splits: Mapping[str, Ragged]
+) -> tuple[dict[tuple[int, str], Outcomes], list[Message]]:
+    """Return what became of the samples of each server's clients with its model, and what there is to warn of."""
+    servers = [server for server, down in downs.items() if side.global_model(down) is not None]
+    pieces = [(server, piece) for server in servers for piece in _pieces(everyone[server], splits)]
+    tasks = (
+        TryShared(piece, downs[server], {split: rows.among(piece) for split, rows in splits.items()})
+        for server, piece in pieces
+    )
+    parts: dict[tuple[int, str], list[Outcomes]] = {}
+    told: list[Message] = []
+    for (server, _), tried in zip(pieces, side.done(tasks), strict=True):
+        for split, outcomes in tried.outcomes.items():
+            parts.setdefault((server, split), []).append(outcomes)
+        told.extend(tried.told)
+    return {key: Outcomes.joined(own) for key, own in parts.items()}, told
+
+
+def _pieces(clients: Clients, splits: Mapping[str, Ragged]) -> Iterator[Clients]:
+    """Cut clients into pieces that have about as many samples as one pass takes."""
+    sizes = sum((rows.sizes_of(clients) for rows in splits.values()), np.zeros_like(clients))
+    start, taken = 0, 0
+    for place, size in enumerate(sizes.tolist()):
+        if place > start and taken + size > PASS:
+            yield clients[start:place]
+            start, taken = place, 0
+        taken += size
+    yield clients[start:]
+
+
 def _by_size(clients: Clients, splits: Mapping[str, Ragged]) -> Clients:
-    """Return clients in the order of their samples: those of similar size are scored together, without padding."""
-    return clients[np.argsort(sum(rows.sizes_of(clients) for rows in splits.values()), kind="stable")]
+    """Return clients in the order of their samples: those of similar size are scored together, without padding.
 
-
-def _candidates(
-    side: ClientSide, tuned: Store | None, which: int, down: Tree, group: Clients, base: Params | None, twice: bool
-) -> Iterator[tuple[str, Params]]:
-    """Yield the stacked models of clients that are alike, one kind after the other: they may be large."""
-    stacked = {name: _personal(side, which, down, states) for name, states in stages(side, tuned, which, down, group)}
-    models = {name: params for name, params in stacked.items() if params is not None}
-    if twice and "tuned" not in models:  # a newcomer, among clients that have both
-        models["tuned"] = models["personal"]
-    yield from models.items()
-    last = models.get("tuned", models.get("personal"))
-    if base is not None and last is not None:
-        for share in SHARES:
-            yield f"blend {share}", _blend(base, last, share)
+    Who has most comes first, so that workers end together.
+    """
+    return clients[np.argsort(-sum(rows.sizes_of(clients) for rows in splits.values()), kind="stable")]
 
 
 def _can_choose(problem: Problem, rule: ClientRule) -> bool:
@@ -123,23 +156,23 @@ def stages(side: ClientSide, tuned: Store | None, which: int, down: Tree, group:
 
     Who has no model after the rounds is a newcomer; fine-tuned, it has its "personal" one.
     """
-    first = int(group[0])
-    known, ready = side.has_model(first), tuned is not None and first in tuned
+    known, ready = _stand(side, tuned, group)
     if known or not ready:
         yield "personal", side.states(which, down, group)
     if ready and tuned is not None:
-        device = side.learners.data.device
-        stacked = {path: leaf.to(device) for path, leaf in tuned.take(group).items()}
-        yield "tuned" if known else "personal", tree.unflatten(_tuned_shape(side, which, down), stacked)
+        yield "tuned" if known else "personal", _tuned_states(side, tuned, _tuned_shape(side, which, down), group)
 
 
-def _personal(side: ClientSide, which: int, down: Tree, states: Tree) -> Params | None:
-    """Return the personal models of stacked states, if they have any."""
-    rule, problem = side.learners.rule, side.learners.problems[which]
-    if not tree.leaves(states) or "personal" not in rule.models(problem, down, tree.take(states, 0)):
-        return None
-    own: Params = vmap(lambda state: rule.models(problem, down, state)["personal"])(states)
-    return own
+def _stand(side: ClientSide, tuned: Store | None, group: Clients) -> tuple[bool, bool]:
+    """Say whether clients that are alike have a model after the rounds, and whether they are fine-tuned."""
+    first = int(group[0])
+    return side.has_model(first), tuned is not None and first in tuned
+
+
+def _tuned_states(side: ClientSide, tuned: Store, shape: Tree, group: Clients) -> Tree:
+    """Return the states of fine-tuned clients, stacked."""
+    device = side.learners.data.device
+    return tree.unflatten(shape, {path: leaf.to(device) for path, leaf in tuned.take(group).items()})
 
 
 def _tuned_shape(side: ClientSide, which: int, down: Tree) -> Tree:
@@ -147,17 +180,6 @@ def _tuned_shape(side: ClientSide, which: int, down: Tree) -> Tree:
     who, rule = side.learners, side.learners.rule
     data = no_steps(who.problems[which], rule.tuning, torch.zeros((), dtype=who.dtype, device=who.data.device))
     return rule.personalize(who.problems[which], down, side.shape(which, down), data)
-
-
-def _blend(shared: Params, stacked: Params, share: float) -> Params:
-    """Return mixtures of the shared and each own model; what all clients have in common stays one tensor, expanded."""
-
-    def mixed(name: str, own: Tensor) -> Tensor:
-        if own.stride(0):
-            return torch.lerp(shared[name].expand_as(own), own, share)
-        return torch.lerp(shared[name], own[0], share).expand_as(own)
-
-    return {name: mixed(name, own) for name, own in stacked.items()}
 
 
 def _places(clients: Clients, members: Clients) -> Clients:

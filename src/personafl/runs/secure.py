@@ -1,6 +1,5 @@
 """From the section [secure] to a method whose uploads are summed as it says."""
 
-from personafl.algorithms.secure import in_fixed_point
 from personafl.core.algorithm import Algorithm
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
@@ -9,6 +8,7 @@ from personafl.recipe.secure import SecureSection
 from personafl.secure.faults import Breach
 from personafl.secure.fixed import Grid
 from personafl.secure.graph import degree
+from personafl.uploads.secure import in_fixed_point
 
 
 def summed(recipe: Recipe, algorithm: Algorithm, data: FederatedData, cohort: int) -> Algorithm:

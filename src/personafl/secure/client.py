@@ -10,15 +10,19 @@ and, when enough neighbours have signed the same list of survivors, a share of b
 share of v's masking key for each that dropped out: never both.
 
 Each step is taken once, in this order; what is wrong raises a `Breach`, after which the machine does nothing more.
+
+A vector is in one sum of its round and in no other, of which the difference would tell more. So a client that has
+masked it in an earlier try goes on with another only where the sum of the first cannot be opened (`circle.Circle`).
 """
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TypeVar
 
 from personafl.secure import masks, shamir
+from personafl.secure.circle import Circle
 from personafl.secure.credentials import Authority, Credentials
 from personafl.secure.faults import Breach, Fault
 from personafl.secure.fixed import Vector
@@ -44,8 +48,16 @@ T = TypeVar("T")
 class Client:
     """A client in one session. Its secrets are drawn here, are nowhere else, and are never used for another."""
 
-    def __init__(self, session: Session, number: int, credentials: Credentials, authority: Authority) -> None:
-        self._session, self._number = session, number
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        credentials: Credentials,
+        authority: Authority,
+        before: Collection[Circle] = (),
+    ) -> None:
+        """Draw the secrets; `before` are the circles of earlier tries in which the vector of this round was masked."""
+        self._session, self._number, self._before = session, number, tuple(before)
         self._credentials, self._authority = credentials, authority
         self._sealing, self._masking, self._own = (secrets.token_bytes(SEED_BYTES) for _ in range(3))
         self._stage: int | None = 0  # None: something was wrong
@@ -54,6 +66,11 @@ class Client:
         self._near: dict[int, Keys] = {}  # neighbours
         self._held: dict[int, bytes] = {}  # neighbour -> the share of its own mask, and of its masking key
         self._survivors = Survivors((), ())
+
+    @property
+    def circle(self) -> Circle:
+        """Who has shares of its seeds, once it has shared them."""
+        return Circle(tuple(self._near), self._degree.threshold)
 
     def advertise(self) -> Keys:
         """Return the keys of this session."""
@@ -103,8 +120,10 @@ class Client:
         self._degree = self._session.degree(len(everyone))
         near = neighbours(roster.digest, sorted(everyone), self._degree.neighbours)[self._number]
         self._roster, self._near = roster, {number: everyone[number] for number in sorted(near)}
-        for number, keys in self._near.items():
-            self._authority.check(number, keys.certificate, keys.content(self._session), keys.signature)
+        for keys in self._near.values():
+            self._check_signed(keys)
+        for circle in self._before:
+            self._check_closed(circle, everyone)
         holders = [holder_of(number) for number in self._near]
         own = shamir.split(self._own, holders, self._degree.threshold)
         masking = shamir.split(self._masking, holders, self._degree.threshold)
@@ -114,6 +133,18 @@ class Client:
             nonce = secrets.token_bytes(masks.NONCE_BYTES)
             sealed.append((number, masks.seal(self._shared(self._number, number), nonce, content, b"shares")))
         return Sealed(self._number, tuple(sealed))
+
+    def _check_signed(self, keys: Keys) -> None:
+        self._authority.check(keys.number, keys.certificate, keys.content(self._session), keys.signature)
+
+    def _check_closed(self, circle: Circle, everyone: dict[int, Keys]) -> None:
+        """Refuse to mask the vector again while the sum of an earlier try may be opened."""
+        here = [everyone[number] for number in circle.neighbours if number in everyone]
+        if len(here) < circle.threshold:
+            text = f"{len(here)} of {len(circle.neighbours)} neighbours of an earlier try take part in this one"
+            raise Breach(Fault.SECOND_SUM, f"{text}, and {circle.threshold} must, or that one may be opened yet")
+        for keys in here:
+            self._check_signed(keys)
 
     def _shared(self, sender: int, receiver: int) -> bytes:
         """Return the key of what one neighbour seals for the other."""

@@ -24,6 +24,7 @@ class Fault(StrEnum):
     LEFT_OUT = "LEFT_OUT"  # a survivor is not in the list that it is shown
     BOTH_LISTS = "BOTH_LISTS"  # a client is to be opened as survivor and as dropped
     OTHER_SURVIVORS = "OTHER_SURVIVORS"  # neighbours were shown another list
+    SECOND_SUM = "SECOND_SUM"  # a client has masked its vector in an earlier try, whose sum may be opened yet
     MALFORMED = "MALFORMED"  # not a message
 
 

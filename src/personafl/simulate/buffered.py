@@ -38,7 +38,6 @@ from personafl.simulate.buffer import Arrival, Buffer, Update
 from personafl.simulate.engine import local_steps
 from personafl.simulate.federation import Federation
 from personafl.simulate.simulator import Round, Simulation
-from personafl.simulate.trainer import StatesOnNodes
 from personafl.simulate.workers.nodestore import NodeStore
 from personafl.storage.store import Store
 
@@ -87,6 +86,8 @@ class Saved(NamedTuple):
 class BufferedSimulation(Simulation):
     """A federation in progress whose server does not wait for everyone."""
 
+    _new = "later"
+
     def __init__(self, federation: Federation, store: Store, server_bytes: bytes | None = None) -> None:
         assert federation.buffer is not None
         self._buffer = federation.buffer
@@ -127,11 +128,6 @@ class BufferedSimulation(Simulation):
             self._wait(clients, tree.flatten(Finished(states, dense, size)))
             self._upload = tree.take(dense, 0)
         return self._bytes_down(starting, message)
-
-    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | StatesOnNodes:
-        """Return the states that clients are trained from, if there are any and they are here."""
-        found = super()._begin_with(first, which, clients)
-        return found._replace(later=True) if isinstance(found, StatesOnNodes) else found
 
     def _wait(self, clients: Iterable[int], stacked: dict[str, Tensor]) -> None:
         for row, client in enumerate(clients):

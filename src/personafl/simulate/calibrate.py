@@ -23,7 +23,7 @@ from personafl.core.algorithm import Problem
 from personafl.core.batches import Data
 from personafl.errors import StorageFailed
 from personafl.simulate.clientside import received
-from personafl.simulate.engine import Engine, Strategy, gather
+from personafl.simulate.engine import Engine, Strategy, gather, largest_batch
 from personafl.simulate.federation import Federation
 from personafl.simulate.trainer import bound
 from personafl.simulate.workers.local import one_thread
@@ -51,10 +51,11 @@ def calibrated(
         strategies, notes = [strategy for strategy, _ in choices], [why for _, why in choices if why]
         write_json(file, {"strategies": strategies, "why": notes})
     device = federation.data.device
+    batch = largest_batch(federation.data, federation.learners.rule.phases)
     engines = tuple(
         engine
         if engine.strategy == strategy
-        else Engine.fitted(problem, strategy, memory, device, bfloat16=engine.bfloat16)
+        else Engine.fitted(problem, strategy, memory, device, batch=batch, bfloat16=engine.bfloat16)
         for engine, problem, strategy in zip(federation.engines, federation.problems, strategies, strict=True)
     )
     return dataclasses.replace(federation, engines=engines), list(dict.fromkeys(notes))
@@ -98,7 +99,8 @@ def measure(federation: Federation, which: int, memory: int, clock: Clock = time
     work = bound(who.rule.update, problem), again, tree.stack(fresh), data
 
     def seconds(strategy: Strategy) -> float:
-        engine = Engine.fitted(problem, strategy, memory, device, bfloat16=federation.engines[which].bfloat16)
+        low, batch = federation.engines[which].bfloat16, largest_batch(who.data, who.rule.phases)
+        engine = Engine.fitted(problem, strategy, memory, device, batch=batch, bfloat16=low)
         return _least(lambda: engine.train(*work), clock) / steps
 
     return {"stacked": seconds("stacked"), "sequential": seconds("sequential")}

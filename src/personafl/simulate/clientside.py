@@ -5,21 +5,22 @@ It knows no server rule and has no server state. The simulator has it for all cl
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personafl.core import tree, wire
-from personafl.core.algorithm import Empty, Problem, for_returning
-from personafl.core.batches import Data
+from personafl.core import wire
+from personafl.core.algorithm import Empty, for_returning
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients
 from personafl.errors import Diverged
-from personafl.simulate.engine import gather, steps_of
-from personafl.simulate.trainer import Chunk, Done, Known, Learners, Trainer, bound
+from personafl.simulate.engine import steps_of
+from personafl.simulate.trainer import Chunk, Done, Known, Learners, New, StatesOnNodes, Task, Trainer
+
+Group = tuple[int, int, Clients]  # problem, server, and clients
 
 
 class ClientSide(ABC):
@@ -44,32 +45,37 @@ class ClientSide(ABC):
         """Train one client for a round, from a message to it."""
         first, again = received(message)
         which, clients = int(self.learners.problem_of[client]), np.array([client])
-        return self.trainer(Chunk(which, clients, number, again, self.states(which, first, clients)))
+        return self.trainer.train(Chunk(which, clients, number, again, self.states(which, first, clients)))
 
     def train_offline(self, chosen: Clients, number: int) -> Iterator[tuple[Clients, Tree]]:
         """Train clients without contact; yield chunks of them with their new states."""
-        who = self.learners
-        for which, server, clients in self.groups(chosen):
-            offline = who.rule.offline
-            assert offline is not None  # else the recipe was refused
-            states, data = self.states(which, self.down(server), clients), self.trainer.drawn(clients, number)
-            states = who.engines[which].train(_alone(offline, who.problems[which]), Empty(), states, data)
-            self.check(f"round {number + 1}: offline training", clients, states)
-            yield clients, states
+        return self._changed("offline", self.groups(chosen), number, f"round {number + 1}: offline training")
 
     def personalize(self, clients: Clients, number: int) -> Iterator[tuple[Clients, Tree]]:
         """Fine-tune clients after `number` rounds, from their states or as newcomers; yield chunks with the outcome."""
         who = self.learners
         steps = steps_of(who.data, clients, who.rule.tuning, who.seed, number)
-        for which, server, group in self.groups(clients, steps):
-            down = self.down(server)
-            data = gather(who.data, group, who.rule.tuning, who.seed, number, who.protection)
-            states = self.states(which, down, group)
-            states = who.engines[which].train(bound(who.rule.personalize, who.problems[which]), down, states, data)
-            self.check(f"after round {number}: fine-tuning", group, states)
-            yield group, states
+        return self._changed("tuning", self.groups(clients, steps), number, f"after round {number}: fine-tuning")
 
-    def groups(self, clients: Clients, steps: Clients | None = None) -> Iterator[tuple[int, int, Clients]]:
+    def _changed(
+        self, what: Literal["offline", "tuning"], groups: Iterable[Group], number: int, when: str
+    ) -> Iterator[tuple[Clients, Tree]]:
+        """Have clients do what has no uploads; yield chunks of them with the states that come of it."""
+        chunks, down, offline, nothing = list(groups), functools.cache(self.down), what == "offline", Empty()
+
+        def task(which: int, server: int, clients: Clients) -> Chunk:
+            states = self.states_for(down(server), which, clients, "kept" if offline else "none")
+            return Chunk(which, clients, number, nothing if offline else down(server), states, what=what)
+
+        for (_, _, clients), done in zip(chunks, self.done(task(*chunk) for chunk in chunks), strict=True):
+            self.check_finite(when, clients, done.finite)
+            yield clients, done.states
+
+    def done(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        """Do tasks, wherever that is; yield what comes of each, in their order."""
+        return map(self.trainer, tasks)
+
+    def groups(self, clients: Clients, steps: Clients | None = None) -> Iterator[Group]:
         """Cut clients into chunks (problem, server, clients) that solve one problem, have one server and fit memory.
 
         Given how many steps they take, those with equally many go together.
@@ -88,13 +94,17 @@ class ClientSide(ABC):
         """Return the stacked states of clients, fresh for those who have none."""
         return self.trainer.states(self.store, which, down, clients)
 
+    def states_for(self, first: Tree, which: int, clients: Clients, new: New) -> Tree | StatesOnNodes:
+        """Return the states that a task begins with, given what newcomers receive; `new` is what becomes of others."""
+        return self.states(which, first, clients)
+
     def shape(self, which: int, down: Tree) -> Tree:
         """Return a state of the problem's clients, for its structure."""
         return self.trainer.shape(which, down)
 
     def global_model(self, down: Tree) -> Params | None:
         """Return the model that all who receive a broadcast share, if any."""
-        return self.learners.rule.models(self.learners.problems[0], down, self.shape(0, down)).get("global")
+        return self.trainer.global_model(down)
 
     def has_model(self, client: int) -> bool:
         """Say whether a client has a personal model in its state; a state may be only a dual, or what is late."""
@@ -111,10 +121,6 @@ class ClientSide(ABC):
             if not self._with_model[which]:
                 known &= who.problem_of[clients] != which
         return known
-
-    def check(self, what: str, clients: Clients, result: Tree) -> None:
-        """Fail if what was computed for clients, stacked, is not finite."""
-        self.check_finite(what, clients, tree.finite(result, len(clients)))
 
     def check_finite(self, what: str, clients: Clients, finite: torch.Tensor) -> None:
         """Fail if not all clients have finite numbers."""
@@ -133,13 +139,3 @@ def received(message: Tree) -> tuple[Tree, Tree]:
     """Return a broadcast as newcomers receive it, and as those do who have a state."""
     first, again = wire.dense(message), for_returning(message)
     return first, first if again is message else wire.dense(again)
-
-
-def _alone(rule: Any, problem: Problem) -> Any:
-    """Return a client rule's `offline` for one problem, as an engine calls it."""
-
-    @functools.wraps(rule)
-    def function(down: Tree, state: Tree, data: Data) -> Any:
-        return rule(problem, state, data)
-
-    return function

@@ -6,7 +6,8 @@ when its round began, and now has their uploads. With the round's doubly stochas
     w_n = Σ_m A_nm z_m          every tensor of the server's state, but the fields that are its own
     z_n ← update(w_n, uploads of n's devices)
 
-- sync: there is one state, and one update takes the uploads of all servers.
+- sync: there is one state, and one update takes the uploads of all servers. With a robust rule each server has what
+  its own rule keeps beside it, and the update takes what their rules made of their uploads.
 - async, rigorous: A is the mean over the servers that are mixed. Who is isolated has w_n = z_n.
 - gossip: every server has part, and A is the recipe's.
 
@@ -44,6 +45,7 @@ from personafl.simulate.federation import Cloud, Federation
 from personafl.simulate.serverside import ServerSide
 from personafl.simulate.simulator import Round, Simulation, Trained
 from personafl.storage.store import Store
+from personafl.uploads.robust import RobustServer, model_of, with_model
 
 Weights = NDArray[np.float64]
 Moves = Mapping[tuple[int, int], Sequence[int]]  # (server, round of it) -> clients of others that it has from then on
@@ -86,7 +88,7 @@ def make_simulation(federation: Federation, store: Store, server_bytes: bytes | 
 
 
 class CloudSimulation(Simulation):
-    """A federation with several servers in progress, each with its own clients; with one for all, if they share it.
+    """A federation with several servers in progress, each with its own clients; with one state, if they share it.
 
     `events` is what happens, if it is not to be played by the cloud's clock: a journal.
     """
@@ -104,17 +106,18 @@ class CloudSimulation(Simulation):
         self.moves: Moves = {}
         super().__init__(federation, store, server_bytes)
         if not self._section.shared:
-            self.homes = self._cloud.topology.home
+            self.homes = self._cloud.topology.home.copy()
 
     def _begin(self) -> tuple[ServerSide, ...]:
         fed = self.federation
-        if self._section.shared:
-            return (fed.serving(),)
+        if self._section.shared:  # each by itself, if it keeps something of its own beside the model
+            count = self._section.servers if isinstance(fed.algorithm.server, RobustServer) else 1
+            return tuple(fed.serving() for _ in range(count))
         return tuple(fed.serving(fed.roster.of(own)) for own in self._cloud.topology.devices)
 
     @property
     def server(self) -> tuple[Tree, ...]:
-        """The states of the servers; one, if they share it."""
+        """The states of the servers; one, if all of it is shared."""
         return tuple(server.state for server in self.servers)
 
     def _restore(self, server_bytes: bytes) -> None:
@@ -124,8 +127,8 @@ class CloudSimulation(Simulation):
     def broadcast(self, server: int | None = None) -> Tree:
         """Return what a newcomer to a server is sent now, in compact forms; None: by the mean of all servers."""
         count = len(self.servers)
-        if server is not None:
-            return self.servers[server].broadcast()
+        if server is not None or self._section.shared:
+            return self.servers[server or 0].broadcast()
         return self.servers[0].rule.broadcast(mixed(self.server, np.full(count, 1 / count), 0))
 
     def step(self, number: int) -> Round:
@@ -153,9 +156,12 @@ class CloudSimulation(Simulation):
 
     def _together(self, event: Aggregation) -> list[Trained]:
         """Do the rounds of the servers that are mixed."""
-        if self._section.shared:
+        if len(self.servers) == 1:
             done = [self._turns(event.members)]
             self._update([0], [_joined(done)], np.ones((1, 1)), event.number)
+        elif self._section.shared:
+            done = [self._turns([turn]) for turn in event.members]
+            self._share(event, [_joined([part]) for part in done])
         else:
             done = [self._turns([turn]) for turn in event.members]
             servers = [turn.server for turn in event.members]
@@ -168,6 +174,8 @@ class CloudSimulation(Simulation):
         for turn in turns:
             for client in self.moves.get((turn.server, turn.round), ()):
                 self._move(client, turn.server)
+            if not self._section.shared:  # who has part in a server's round belongs to it, also who came without a word
+                self.homes[list(turn.devices)] = turn.server
         active = [np.array(turn.devices, dtype=np.int64) for turn in turns]
         server = self.servers[self._state_of(turns[0])]
         done = self._train(server, np.concatenate(active), server.broadcast(), number)
@@ -178,7 +186,8 @@ class CloudSimulation(Simulation):
 
     def _move(self, client: int, server: int) -> None:
         """Let a client of another server belong to one."""
-        self.homes = np.where(np.arange(len(self.homes)) == client, server, self.homes)
+        if not self._section.shared:
+            self.homes[client] = server
         side, rule, which = self.servers[server], self.learners.rule, int(self.learners.problem_of[client])
         if self._section.shared or side.rule.admit is None:
             return
@@ -191,6 +200,18 @@ class CloudSimulation(Simulation):
 
     def _state_of(self, turn: Turn) -> int:
         return 0 if self._section.shared else turn.server
+
+    def _share(self, event: Aggregation, uploads: Sequence[Reduced]) -> None:
+        """Let each server's rule take its uploads, and the model that they share what the rules made of those."""
+        made = []
+        for turn, own in zip(event.members, uploads, strict=True):
+            side = self.servers[turn.server]
+            side.state, handed = side.handed(own, event.number)
+            made.append(handed)
+        first, *others = self.servers
+        first.state = first.given(functools.reduce(Reduced.plus, made), event.number)
+        for side in others:
+            side.state = with_model(side.state, model_of(first.state))
 
     def _update(self, servers: Sequence[int], uploads: Sequence[Reduced], mixing: Weights, number: int) -> None:
         """Mix the states of servers and let each take its uploads; K_z times, from the second on without uploads."""

@@ -47,13 +47,21 @@ class Engine:
 
     @classmethod
     def fitted(
-        cls, problem: Problem, strategy: str, memory: int, device: torch.device, *, bfloat16: bool = False
+        cls,
+        problem: Problem,
+        strategy: str,
+        memory: int,
+        device: torch.device,
+        *,
+        batch: int = 1,
+        bfloat16: bool = False,
     ) -> Engine:
         """Choose for a problem: "auto" stacks, except convolutions on a CPU, where stacking them is mostly slower.
 
         This depends on the recipe alone; a run then measures where it is in doubt (`calibrate`). A stacked client is
         reckoned at 8 copies of its model (weights, gradients, optimizer, states, uploads and their temporaries) and as
-        much again for activations.
+        much again for activations; or, where a large part of it is frozen and costs activations alone, at what was
+        counted for a `batch`.
         """
         given = strategy
         if strategy == "auto":
@@ -65,8 +73,11 @@ class Engine:
                 why = f"torch.func cannot batch {problem.unstackable}"
                 raise BadInput(f'engine.strategy: {given!r} is not possible: {why}; use "auto"')
             strategy = "sequential"
-        parameters = max(problem.net.parameters, problem.personal_net.parameters)
-        chunk = max(1, memory // (16 * 4 * parameters))
+        nets = problem.net, problem.personal_net
+        parameters = max(net.parameters for net in nets)
+        copies = 8 * 4 * parameters
+        activations = max((batch * net.sample_bytes for net in nets if net.constant), default=0)
+        chunk = max(1, memory // (copies + max(copies, activations)))
         if device.type == "cpu":
             chunk = min(chunk, max(4, _CACHED // (4 * parameters)))
         least = min(max(_LEAST_WORK // parameters, 4), 64)
@@ -165,6 +176,12 @@ def _one(data: Data, row: int) -> Data:
 
     phases = {name: own(batches) for name, batches in data.phases.items()}
     return Data(phases, data.examples[row], data.round)
+
+
+def largest_batch(data: FederatedData, phases: Mapping[str, Steps]) -> int:
+    """Return the most samples that a client goes through at once."""
+    sizes = int(data.train.sizes.max(initial=1))
+    return max((min(work.batch or sizes, sizes) for work in phases.values()), default=1)
 
 
 def paces(clients: NDArray[np.int64], seed: int, round_: int) -> rng.Words:

@@ -21,6 +21,7 @@ from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients
 from personafl.errors import BadInput, Diverged
 from personafl.fast.table import enabled
+from personafl.uploads.robust import RobustServer
 
 Weights = Literal["examples", "uniform"]
 
@@ -100,6 +101,18 @@ class ServerSide:
     def updated(self, state: Tree, uploads: Reduced, number: int) -> Tree:
         """Return a state after a round."""
         return self.checked(self.unchecked(state, uploads, number), number)
+
+    @enabled()
+    def handed(self, uploads: Reduced, number: int) -> tuple[Tree, Reduced]:
+        """Return the state after a round of this server's own, and what whoever has the model is handed in of it."""
+        rule = self.rule
+        return rule.handed(self.state, uploads, number) if isinstance(rule, RobustServer) else (self.state, uploads)
+
+    @enabled()
+    def given(self, made: Reduced, number: int) -> Tree:
+        """Return the state after a round, given what several servers handed in."""
+        assert isinstance(self.rule, RobustServer)  # others with one model for all have one state
+        return self.checked(self.rule.given(self.state, made, number), number)
 
     @enabled()
     def unchecked(self, state: Tree, uploads: Reduced, number: int) -> Tree:

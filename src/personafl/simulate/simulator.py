@@ -6,7 +6,7 @@ steps. It knows nothing of any method.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from personafl.simulate.engine import steps_of
 from personafl.simulate.federation import Federation
 from personafl.simulate.resident import ResidentStates
 from personafl.simulate.serverside import ServerSide
-from personafl.simulate.trainer import Chunk, Done, StatesOnNodes
+from personafl.simulate.trainer import Chunk, Done, New, StatesOnNodes, Task
 from personafl.simulate.workers.local import WorkerFailed, cores, workers_for
 from personafl.simulate.workers.nodestore import NodeStore
 from personafl.simulate.workers.order import begun_order, in_order
@@ -100,6 +100,7 @@ class Simulation(ClientSide):
     """A federation in progress: every client, and the server with its state; several on a cloud."""
 
     store: States
+    _new: New = "kept"  # what becomes of the states that a round makes
 
     def __init__(self, federation: Federation, store: Store, server_bytes: bytes | None = None) -> None:
         super().__init__(federation.learners, store)
@@ -216,19 +217,29 @@ class Simulation(ClientSide):
 
         def task(which: int, clients: Clients) -> Chunk:
             weights = None if joins is None else joins.roster.weights_of(clients)
-            states = self._begin_with(first, which, clients)
+            states = self.states_for(first, which, clients, self._new)
             return Chunk(which, clients, number, down, states, weights, self._pipeline.take(clients, number))
 
         tasks = (task(*chunks[place]) for place in order)
-        results: Iterator[Any] = zip(chunks, in_order(order, self.workers.map(tasks)), strict=True)
+        results: Iterator[Any] = zip(chunks, in_order(order, self.done(tasks)), strict=True)
         if self._device.type == "cuda":
             results = self._pipeline.handed_on(results, number, lambda: self._first_of_next(number))
+        for (_, clients), done in results:
+            yield clients, done
+
+    def done(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        """Do tasks, wherever that is; yield what comes of each, in their order."""
+        given: list[Clients] = []
+
+        def noted() -> Iterator[Task]:
+            for task in tasks:
+                given.append(task.clients)
+                yield task
+
         try:
-            for (_, clients), done in results:
-                yield clients, done
+            yield from self.workers.map(noted())
         except WorkerFailed as error:
-            place = order[error.task]
-            raise WorkerFailed(f"{self.named(chunks[place][1])}: {error}", place) from error
+            raise WorkerFailed(f"{self.named(given[error.task])}: {error}", error.task) from error
 
     def _planned(self, cohort: Clients, number: int) -> list[tuple[int, Clients]]:
         """Return the chunks of a round's clients, with the problem of each."""
@@ -247,10 +258,10 @@ class Simulation(ClientSide):
         workers = cores() if fed.workers == "auto" else fed.workers
         return begun_order(work, workers, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
-    def _begin_with(self, first: Tree, which: int, clients: Clients) -> Tree | StatesOnNodes:
-        """Return the states that clients are trained from, if there are any and they are here."""
+    def states_for(self, first: Tree, which: int, clients: Clients, new: New) -> Tree | StatesOnNodes:
+        """Return the states that a task begins with, if there are any and they are here."""
         kept = isinstance(self.store, NodeStore) and tree.leaves(self.shape(which, first))
-        return StatesOnNodes(first, later=False) if kept else self.states(which, first, clients)
+        return StatesOnNodes(first, new) if kept else self.states(which, first, clients)
 
     def _first_of_next(self, number: int) -> Clients | None:
         """Return the first chunk of the round after this one, if its cohort is known and its samples are there."""

@@ -1,22 +1,29 @@
-"""Training a chunk of clients: the same in this process, in its workers, on a cluster's nodes and on a device."""
+"""What is done with chunks of clients: the same in this process, in its workers, on a cluster's nodes and on a device.
+
+A `Task` says what. One of them is here, a `Chunk` that a client rule trains; scoring is another (`runs.trying`).
+"""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import ClientRule, Problem, Reduced, reduce
+from personafl.core.algorithm import ClientRule, Empty, Problem, Reduced, reduce
 from personafl.core.batches import Data
-from personafl.core.tree import Tree
+from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients, FederatedData
 from personafl.fast.table import enabled
 from personafl.simulate.engine import Engine, gather
 from personafl.simulate.protection import Protection
 
+# What becomes of the states that a task makes, where it is done: they are the clients' own from now on; they will be
+# once these have arrived (see `buffered`); or nothing.
+New = Literal["kept", "later", "none"]
 Entry = dict[str, torch.Tensor]  # states of clients, stacked and flattened to {path: tensor}
 _SMALLER = 2  # clients from which on a sum, in float64, is smaller than what it is the sum of
 
@@ -44,11 +51,41 @@ class StatesOnNodes(NamedTuple):
     """In place of states that are where the clients are trained, and stay there."""
 
     first: Tree  # what newcomers receive: from it they have their first state
-    later: bool  # whether the new states are not the clients' own yet
+    new: New
+
+
+class Task(Protocol):
+    """Something to do with clients of one problem: a NamedTuple, for it is sent."""
+
+    @property
+    def problem(self) -> int:
+        """Which problem the clients solve."""
+
+    @property
+    def clients(self) -> Clients:
+        """Whom it is about."""
+
+    @property
+    def down(self) -> Tree:
+        """What they receive."""
+
+    @property
+    def states(self) -> Tree | StatesOnNodes:
+        """Their states, stacked."""
+
+    def done_by(self, trainer: "Trainer") -> Any:
+        """Do it, and return what is sent back."""
+
+    @property
+    def _replace(self) -> Callable[..., Any]:
+        """Return it with other values."""
 
 
 class Chunk(NamedTuple):
-    """Clients of one problem that are to be trained for a round."""
+    """Clients of one problem for whom a client rule is to do something, as in a round.
+
+    To train is what it is for; "offline" is to train without contact, "tuning" to fine-tune. Those have no uploads.
+    """
 
     problem: int
     clients: Clients
@@ -57,6 +94,11 @@ class Chunk(NamedTuple):
     states: Tree | StatesOnNodes  # stacked
     weights: NDArray[Any] | None = None  # of the clients, if uploads are joined where these are trained
     data: Data | None = None  # if it was drawn before
+    what: Literal["training", "offline", "tuning"] = "training"
+
+    def done_by(self, trainer: "Trainer") -> "Done":
+        """Train."""
+        return trainer.train(self)
 
 
 class Done(NamedTuple):
@@ -79,20 +121,24 @@ class Known(Protocol):
 
 
 class Trainer:
-    """Trains chunks of clients, wherever that is."""
+    """Does what there is to do with chunks of clients, wherever that is."""
 
     def __init__(self, learners: Learners) -> None:
-        self._learners = learners
+        self.learners = learners
         self._shapes: dict[int, Tree] = {}  # problem -> a state, for its structure
 
+    def __call__(self, task: Task) -> Any:
+        """Do a task."""
+        return task.done_by(self)
+
     @enabled()
-    def __call__(self, chunk: Chunk) -> Done:
-        """Train clients; return their new states and their uploads."""
-        who = self._learners
+    def train(self, chunk: Chunk) -> Done:
+        """Train clients; return their new states, and their uploads if it is for those."""
+        who = self.learners
         engine = who.engines[chunk.problem]
-        data = chunk.data or self.drawn(chunk.clients, chunk.round)
-        update = bound(who.rule.update, who.problems[chunk.problem])
-        states, uploads = engine.train_for_now(update, chunk.down, chunk.states, data)
+        data = chunk.data or self._data(chunk)
+        found = engine.train_for_now(self._function(chunk), chunk.down, chunk.states, data)
+        states, uploads = found if chunk.what == "training" else (found, Empty())
         finite, size = tree.finite((states, uploads), len(chunk.clients)), wire.size_of_one(uploads)
         if chunk.weights is not None and len(chunk.clients) > _SMALLER:  # less to send
             uploads = reduce(wire.dense_each(uploads), tree.on(who.data.device, chunk.weights))
@@ -100,14 +146,28 @@ class Trainer:
             uploads = engine.kept(uploads)
         return Done(engine.kept(states), uploads, size, finite)
 
+    def _function(self, chunk: Chunk) -> Any:
+        """Return what the client rule does: (down, state, data) -> …"""
+        rule, problem = self.learners.rule, self.learners.problems[chunk.problem]
+        if chunk.what == "offline":
+            return _alone(rule.offline, problem)
+        return bound(rule.update if chunk.what == "training" else rule.personalize, problem)
+
+    def _data(self, chunk: Chunk) -> Data:
+        """Return the batches of a chunk."""
+        who = self.learners
+        if chunk.what == "tuning":
+            return gather(who.data, chunk.clients, who.rule.tuning, who.seed, chunk.round, who.protection)
+        return self.drawn(chunk.clients, chunk.round)
+
     def drawn(self, clients: Clients, number: int) -> Data:
         """Return the batches of clients for a round."""
-        who = self._learners
+        who = self.learners
         return gather(who.data, clients, who.rule.phases, who.seed, number, who.protection)
 
     def states(self, known: Known, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""
-        shape, device = self.shape(which, down), self._learners.data.device
+        shape, device = self.shape(which, down), self.learners.data.device
         if not tree.leaves(shape):
             return shape
         old = known.has(clients)
@@ -120,9 +180,13 @@ class Trainer:
         joined = {path: torch.cat([stack[path].to(device) for stack in stacks]) for path in stacks[0]}
         return tree.unflatten(shape, {path: leaf[order.to(device)] for path, leaf in joined.items()})
 
+    def global_model(self, down: Tree) -> Params | None:
+        """Return the model that all who receive a broadcast share, if any."""
+        return self.learners.rule.models(self.learners.problems[0], down, self.shape(0, down)).get("global")
+
     def _fresh(self, which: int, down: Tree, clients: Clients) -> Tree:
         """Return the stacked states of newcomers; where a rule draws nothing, all are as the first."""
-        who, states = self._learners, []
+        who, states = self.learners, []
         for number in who.data.drawing(clients).tolist():
             generator = rng.generator(who.seed, "init", number)
             before = generator.get_state()
@@ -134,7 +198,7 @@ class Trainer:
     def shape(self, which: int, down: Tree) -> Tree:
         """Return a state of the problem's clients, for its structure."""
         if which not in self._shapes:
-            who = self._learners
+            who = self.learners
             self._shapes[which] = who.rule.init(who.problems[which], down, rng.generator("shape"))
         return self._shapes[which]
 
@@ -145,5 +209,15 @@ def bound(rule: Any, problem: Problem) -> Any:
     @functools.wraps(rule)
     def function(down: Tree, state: Tree, data: Data) -> Any:
         return rule(problem, down, state, data)
+
+    return function
+
+
+def _alone(rule: Any, problem: Problem) -> Any:
+    """Return a client rule's `offline` for one problem, as an engine calls it."""
+
+    @functools.wraps(rule)
+    def function(down: Tree, state: Tree, data: Data) -> Any:
+        return rule(problem, state, data)
 
     return function

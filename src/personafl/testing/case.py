@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, for_returning
 from personafl.core.batches import Batches, Data
+from personafl.core.heads import with_head
 from personafl.core.losses import cross_entropy
 from personafl.core.net import Net
 from personafl.core.split import Split
@@ -94,7 +95,7 @@ class Case:
             divergence=kind.divergence,
             data=data.shape,
         )
-        return Case(self.algorithm, problem, data)
+        return Case(self.algorithm, _headed(self.algorithm, problem), data)
 
     @contextmanager
     def simulation(self, strategy: Strategy = "stacked", chunk: int = 8) -> Iterator[Simulation]:
@@ -199,7 +200,13 @@ def make_case(algorithm: Algorithm, problem: Problem | None = None) -> Case:
     if problem is None:
         net = Net(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 10)))
         problem = Problem(net.to(torch.device("cpu"), torch.float64), cross_entropy, split=Split(("4.*",)))
-    return Case(algorithm, dataclasses.replace(problem, data=data.shape), data)
+    return Case(algorithm, _headed(algorithm, dataclasses.replace(problem, data=data.shape)), data)
+
+
+def _headed(algorithm: Algorithm, problem: Problem) -> Problem:
+    if algorithm.head is None:
+        return problem
+    return dataclasses.replace(problem, local_net=with_head(problem.net, problem.split, algorithm.head))
 
 
 def everything(simulation: Simulation) -> dict[str, Tensor]:

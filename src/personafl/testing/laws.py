@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from personafl.algorithms.uplink import TopEntries, compressed
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, Problem, no_steps, packed, reduce, untrained_upload
 from personafl.core.net import Net
@@ -30,6 +29,8 @@ from personafl.simulate.engine import Strategy
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
 from personafl.testing.case import SIZES, TOLERANCE, Case, close, everything, make_case, padded
+from personafl.uploads.codecs import TopEntries
+from personafl.uploads.uplink import compressed
 
 
 def check_algorithm(algorithm: Algorithm, problem: Problem | None = None) -> None:

@@ -40,7 +40,7 @@ def from_splits(where: str, name: str, found: Mapping[str, Any], reading: Readin
     x = None
     if image is None:
         texts = [column for column in TEXTS if column in columns]
-        if texts and reading.features is None:
+        if texts and reading.features is None and reading.text is None:
             reading = reading.model_copy(update={"features": tuple(texts[:1])})
     else:
         x = _images(where, [value for half in halves for value in _values(where, half, image)], reading)

@@ -18,13 +18,15 @@ from personafl.errors import BadInput
 Ints = NDArray[np.int64]
 Array = NDArray[np.generic]
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,15}")
+IGNORED = -100  # of Hugging Face and torch, in a sequence of targets; here it is -1
 _FEW = 20  # so many classes are no matter of doubt, however few the samples
 
 
 def classes_of(where: str, y: Array, names: Sequence[str], reading: Reading) -> tuple[Ints, tuple[str, ...]]:
     """Return each sample's class and the names of all; `names` are those that the file gives to numbers."""
     if y.ndim == 2 and y.dtype.kind in "iu":  # a next-token task
-        labels = _in_range(where, np.ascontiguousarray(y, dtype=np.int64), len(names), -1)
+        whole = np.ascontiguousarray(y, dtype=np.int64)
+        labels = _in_range(where, np.where(whole == IGNORED, -1, whole), len(names), -1)
         return labels, tuple(names) or _digits(labels)
     if y.ndim != 1:
         raise BadInput(f"{where}: labels of dtype {y.dtype}, shape {list(y.shape)}; give one per sample")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Array, Dataset, checked
-from personafl.data.sources.text import hashed_words
+from personafl.data.sources.documents import numbered
 from personafl.errors import BadInput
 
 
@@ -78,10 +78,11 @@ def _numbers(
         return _characters(path, xs, ys)
     y = _array(path, "y", ys)
     if all(isinstance(x, str) for x in xs):
-        return hashed_words(xs, reading), y, (), reading.vocabulary
+        tokens, vocabulary = numbered(xs, reading)
+        return tokens, y, (), vocabulary
     if all(isinstance(x, list) and x and all(isinstance(part, str) for part in x) for x in xs):
-        texts = (x[4] if len(x) > 4 else " ".join(x) for x in xs)
-        return hashed_words(texts, reading), y, (), reading.vocabulary
+        tokens, vocabulary = numbered([x[4] if len(x) > 4 else " ".join(x) for x in xs], reading)
+        return tokens, y, (), vocabulary
     x = _array(path, "x", xs)
     if x.dtype.kind in "iu":
         x = x.astype(np.float32)

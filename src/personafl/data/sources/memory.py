@@ -72,7 +72,7 @@ def in_memory(data: Any, reading: Reading, user: Any = None) -> Dataset:
 def inputs_of(x: Any, reading: Reading, tokens: bool) -> torch.Tensor:
     """Return inputs to predict for: a table as the training data were read, or arrays; labels are not looked at."""
     reading = reading.model_copy(update={"who": "predict"})
-    if _is(x, "pandas", "DataFrame") and reading.features is not None:
+    if _is(x, "pandas", "DataFrame") and (reading.features is not None or reading.text is not None):
         return from_frames("x", "x", [_plain("x", x)], reading).x
     values = _array("x", x)
     if not tokens and values.dtype.kind in "iu" and values.dtype != np.uint8:

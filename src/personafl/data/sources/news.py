@@ -7,7 +7,7 @@ import numpy as np
 
 from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Dataset, checked
-from personafl.data.sources.text import hashed_words
+from personafl.data.sources.documents import numbered
 from personafl.errors import BadInput
 
 
@@ -27,14 +27,15 @@ def read_news(path: Path, reading: Reading) -> Dataset:
         files = [path / name for name in ("train.csv", "test.csv") if (path / name).is_file()]
     halves = [_rows(file) for file in files]
     names = path / "classes.txt"
+    x, vocabulary = numbered([text for half in halves for _, text in half], reading)
     return checked(
         str(path),
         name=path.stem,
-        x=hashed_words((text for half in halves for _, text in half), reading),
+        x=x,
         y=np.array([label for half in halves for label, _ in half], dtype=np.int64),
         split=np.repeat(np.arange(len(halves)), [len(half) for half in halves]) if len(files) > 1 else None,
         label_names=names.read_text("utf-8").split("\n")[:-1] if path.is_dir() and names.is_file() else (),
-        vocabulary=reading.vocabulary,
+        vocabulary=vocabulary,
         reading=reading,
     )
 

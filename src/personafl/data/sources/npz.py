@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Array, Dataset, checked, images_to_float
-from personafl.data.sources.text import characters, frequent_words, hashed_words, windows
+from personafl.data.sources.documents import next_tokens, numbered
+from personafl.data.sources.text import characters, frequent_words, windows
 from personafl.errors import BadInput, did_you_mean
 
 Arrays = Mapping[str, Array]
@@ -79,44 +80,56 @@ def _text(path: Path, arrays: Arrays, reading: Reading) -> Dataset:
     user_names = _names(arrays, *_NAMES["user"])
     _, labels = _first(arrays, "labels", "y")
     if labels is None:
-        if len(text) == 0:
-            raise BadInput(f"{path}: text is empty; check the file")
-        if reading.unit == "word":
-            code, starts, names = frequent_words(_decoded(text, bounds), reading.vocabulary)
-            x, y, item = windows(code, starts, reading.length)
-            y = np.where(y == 0, -1, y)  # a rare word is no answer
-        else:
-            code, names = characters(text.view(np.uint8))
-            x, y, item = windows(code, bounds, reading.length)
-        split = arrays.get("split")
-        for key, array in (("user", user), ("split", split)):
-            if array is not None and array.shape != (len(bounds) - 1,):
-                raise BadInput(
-                    f"{path}: {key} has shape {list(array.shape)}; give one for each of the {len(bounds) - 1} texts"
-                )
-        return checked(
-            f"{path}: text",
-            name=path.stem,
-            x=x,
-            y=y,
-            user=item if user is None else user[item],
-            user_names=user_names,
-            split=None if split is None else split[item],
-            label_names=names,
-            vocabulary=len(names),
-            reading=reading,
-        )
-    items = _decoded(text, bounds)
+        return _next_tokens(path, text, bounds, arrays, user_names, reading)
+    x, vocabulary = numbered(list(_decoded(text, bounds)), reading)
     return checked(
         f"{path}: text, labels",
         name=path.stem,
-        x=hashed_words(items, reading),
+        x=x,
         y=labels,
         user=user,
         user_names=user_names,
         split=arrays.get("split"),
         label_names=_names(arrays, *_NAMES["label"]),
-        vocabulary=reading.vocabulary,
+        vocabulary=vocabulary,
+        reading=reading,
+    )
+
+
+def _next_tokens(
+    path: Path, text: Array, bounds: NDArray[np.int64], arrays: Arrays, user_names: list[str], reading: Reading
+) -> Dataset:
+    """Make a data set of texts whose next tokens are predicted."""
+    user = arrays.get("user")
+    if len(text) == 0:
+        raise BadInput(f"{path}: text is empty; check the file")
+    split = arrays.get("split")
+    for key, array in (("user", user), ("split", split)):
+        if array is not None and array.shape != (len(bounds) - 1,):
+            raise BadInput(
+                f"{path}: {key} has shape {list(array.shape)}; give one for each of the {len(bounds) - 1} texts"
+            )
+    if reading.tokenizer is not None:
+        texts, owner = list(_decoded(text, bounds)), np.arange(len(bounds) - 1) if user is None else user
+        where, of = f"{path}: text", path.stem
+        return next_tokens(where, of, texts, reading, user=owner, user_names=user_names, split=split)
+    if reading.unit == "word":
+        code, starts, names = frequent_words(_decoded(text, bounds), reading.vocabulary)
+        x, y, item = windows(code, starts, reading.length)
+        y = np.where(y == 0, -1, y)  # a rare word is no answer
+    else:
+        code, names = characters(text.view(np.uint8))
+        x, y, item = windows(code, bounds, reading.length)
+    return checked(
+        f"{path}: text",
+        name=path.stem,
+        x=x,
+        y=y,
+        user=item if user is None else user[item],
+        user_names=user_names,
+        split=None if split is None else split[item],
+        label_names=names,
+        vocabulary=len(names),
         reading=reading,
     )
 

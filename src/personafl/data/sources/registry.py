@@ -14,7 +14,7 @@ from personafl.data.sources.images import image_files, read_images
 from personafl.data.sources.leaf import leaf_files, read_leaf
 from personafl.data.sources.news import is_news, read_news
 from personafl.data.sources.npz import read_npz
-from personafl.data.sources.table import halves_of, is_table, read_table
+from personafl.data.sources.tablefile import halves_of, is_table, read_table
 from personafl.errors import BadInput, did_you_mean
 
 
@@ -52,8 +52,8 @@ SOURCES = (
     ),
     Source(
         "table",
-        "FILE.csv, .tsv or .parquet, or FOLDER with train.csv, test.csv",
-        "a row per sample, with a column to predict (data.label) and perhaps one of users (data.user)",
+        "FILE.csv, .tsv, .parquet or .jsonl, or FOLDER with train.csv, test.csv",
+        "a row per sample, with a column to predict (data.label), or of text (data.text); and of users (data.user)",
         "",
     ),
     Source("images", "FOLDER with CLASS/*.png or USER/CLASS/*.png", "images by class; also under train/ and test/", ""),
@@ -80,7 +80,7 @@ SOURCES = (
 UNDERSTOOD = "understood: " + "; ".join(source.usage for source in SOURCES)
 
 IN_PYTHON = "python:"  # begins what a recipe has for the source of data that were an object
-_COLUMNS = ("label", "user", "split", "features", "drop", "categories", "missing")
+_COLUMNS = ("label", "user", "split", "text", "prompt", "features", "drop", "categories", "missing")
 
 
 def load_dataset(source: str, reading: Reading = AS_FOUND) -> Dataset:

@@ -1,16 +1,12 @@
-"""Tables, one row per sample: CSV, TSV and Parquet files, and tabular Hugging Face data.
+"""Tables, one row per sample: of files, in memory, and of Hugging Face.
 
 Columns with numbers, or true and false, are features. A column with text is one feature per value, 1 where the row has
-it: at most 50 values, and no more than half as many as rows. A single column with longer text is text to classify, by
-hashed words. Whatever a column cannot be made into numbers by is an error that names the column.
+it: at most 50 values, and no more than half as many as rows. A single column with longer text, or the one that
+`data.text` names, is text to classify; with `data.text` and no `data.label` its next tokens are predicted. Whatever a
+column cannot be made into numbers by is an error that names the column.
 """
 
-import csv
-import gzip
-import re
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +15,7 @@ from numpy.typing import NDArray
 from personafl.core.reading import Reading
 from personafl.core.split import listed
 from personafl.data.sources.dataset import Array, Dataset, checked
-from personafl.data.sources.text import hashed_words
+from personafl.data.sources.documents import next_tokens, numbered
 from personafl.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,32 +24,9 @@ if TYPE_CHECKING:
 LABELS = ("label", "labels", "fine_label", "character", "y", "target", "class")
 USERS = ("user", "user_id", "writer_id", "client_id", "speaker_id")
 TEXTS = ("text", "sentence", "content")
-SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _HALVES = {"train": 0, "0": 0, "false": 0, "test": 1, "1": 1, "true": 1}
 _VALUES = 50  # of a text column that becomes features
 _COUNTED = 20  # rows, from which a column that counts them is taken for an index
-
-
-def is_table(path: Path) -> bool:
-    """Return whether a file is one by its name."""
-    return path.name.lower().endswith(SUFFIXES)
-
-
-def read_table(path: Path, reading: Reading) -> Dataset:
-    """Read a table, or a folder's train and test tables."""
-    files = halves_of(path) if path.is_dir() else [path]
-    frames = [_frame(file) for file in files]
-    first = set(frames[0].columns)
-    for file, frame in zip(files, frames, strict=True):
-        if other := sorted(first.symmetric_difference(frame.columns)):
-            raise BadInput(f"{file}: {files[0].name} and {file.name} do not both have column {other[0]!r}; add it")
-    return from_frames(str(path), path.name.split(".")[0], frames, reading)
-
-
-def halves_of(folder: Path) -> list[Path]:
-    """Return the tables train and test of a folder."""
-    found = [folder / f"{half}{suffix}" for half in ("train", "test") for suffix in SUFFIXES]
-    return [path for path in found if path.is_file()]
 
 
 def from_frames(
@@ -74,85 +47,46 @@ def from_frames(
     labels = _label_columns(where, frame, reading)
     user = _chosen(where, frame, "user", reading, USERS)
     half = _chosen(where, frame, "split", reading, ("split",)) if split is None else None
-    if not labels and reading.who != "predict":
+    if not labels and reading.who != "predict" and reading.text is None:
         raise BadInput(
-            f"{where}: has columns {listed(list(map(str, frame.columns)))}; say which to predict with data.label"
+            f"{where}: has columns {listed(list(map(str, frame.columns)))}; say which to predict with data.label, or "
+            f"of which text the next tokens with data.text"
         )
-    taken = [*labels, *(column for column in (user, half) if column is not None)]
+    taken = [*labels, *(column for column in (user, half, reading.text, reading.prompt) if column is not None)]
     if twice := [column for column in taken if taken.count(column) > 1]:
         raise BadInput(
-            f"{where}: column {twice[0]!r} cannot be two of data.label, data.user and data.split; name another"
+            f"{where}: column {twice[0]!r} cannot be two of data.label, data.user, data.split, data.text and "
+            f"data.prompt; name another"
         )
     if half is not None:
         split = _halves(f"{where}: column {half!r}", frame[half])
+    whose = None if user is None else _values(f"{where}: column {user!r}", frame[user]).astype(str)
     label: Any = reading.label if isinstance(reading.label, tuple) else next(iter(labels), None)
     found: dict[str, Any] = {"label": label, "user": user, "split": half}
-    if x is None:
+    if reading.text is not None and not labels:
+        texts, prompts = (_texts(where, frame, key, reading) for key in ("text", "prompt"))
+        known = reading.model_copy(update=found)
+        return next_tokens(where, name, texts or (), known, prompts=prompts, user=whose, split=split)
+    vocabulary: int | None = None
+    if reading.text is not None:
+        x, vocabulary = _to_classify(where, frame, reading)
+    elif x is None:
         names = _features(where, frame, taken, reading)
-        x, known = _inputs(where, frame, names, None if split is None else split == 0, reading)
-        found |= known
+        x, vocabulary, more = _inputs(where, frame, names, None if split is None else split == 0, reading)
+        found |= more
     y = _targets(where, frame, labels, reading) if labels else None
     return checked(
         f"{where}: column {', '.join(map(repr, labels))}" if labels else where,
         name=name,
         x=x,
         y=y,
-        user=None if user is None else _values(f"{where}: column {user!r}", frame[user]).astype(str),
+        user=whose,
         split=split,
         label_names=label_names,
         target_names=labels,
-        vocabulary=reading.vocabulary if x.dtype == np.int64 else None,
+        vocabulary=vocabulary,
         reading=reading.model_copy(update=found),
     )
-
-
-def _frame(path: Path) -> "pd.DataFrame":
-    import pandas as pd
-
-    try:
-        if path.suffix == ".parquet":
-            return pd.read_parquet(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            sep, decimal = _marks(path)
-            frame = pd.read_csv(
-                path,
-                sep=sep,
-                decimal=decimal,
-                encoding="utf-8-sig",
-                na_values=["?"],
-                low_memory=False,
-                index_col=False,
-                skipinitialspace=True,
-            ).rename(columns=lambda name: str(name).strip())
-    except ImportError:
-        raise BadInput(f"{path}: needs pyarrow, pip install 'personafl[parquet]'; or save it as .csv") from None
-    except pd.errors.ParserWarning:
-        more = "its lines have more fields than the first line has names; name every column there"
-        raise BadInput(f"{path}: {more}") from None
-    except pd.errors.EmptyDataError:
-        raise BadInput(f"{path}: is empty; check the file") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
-    except (OSError, ValueError, EOFError) as error:  # pandas' ParserError and pyarrow's ArrowInvalid are ValueErrors
-        reason = " ".join(str(error).split())[:160]
-        kind = "Parquet" if path.suffix == ".parquet" else "UTF-8 CSV"
-        raise BadInput(f"{path}: cannot be read as {kind} ({reason}); check the file") from None
-    if all(_is_number(str(name)) for name in frame.columns):
-        raise BadInput(f"{path}: its first line has numbers; put the columns' names there")
-    return frame
-
-
-def _marks(path: Path) -> tuple[str, str]:
-    """Return what separates fields, by the first line, and what decimals: between semicolons it may be a comma."""
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
-        line, more = file.readline(100_000), file.read(100_000)
-    mark = "\t" if ".tsv" in path.suffixes else max((",", ";", "\t"), key=lambda sign: line.count(sign.encode()))
-    names = [name.strip() for name in next(csv.reader([line.decode("utf-8-sig")], delimiter=mark), [])]
-    if twice := [name for name in names if name and names.count(name) > 1]:
-        raise BadInput(f"{path}: two columns are called {twice[0]!r}; give each a name of its own")
-    return mark, "," if mark == ";" and re.search(rb"\d,\d", more) else "."
 
 
 def _chosen(where: str, frame: "pd.DataFrame", key: str, reading: Reading, known: Sequence[str]) -> str | None:
@@ -169,7 +103,9 @@ def _chosen(where: str, frame: "pd.DataFrame", key: str, reading: Reading, known
 
 
 def _label_columns(where: str, frame: "pd.DataFrame", reading: Reading) -> list[str]:
-    """Return the columns that are predicted: none, one or several."""
+    """Return the columns that are predicted: none (of a text that is named the next tokens are), one or several."""
+    if reading.text is not None and reading.label is None:
+        return []
     if not isinstance(reading.label, tuple):
         label = _chosen(where, frame, "label", reading, LABELS)
         return [] if label is None else [label]
@@ -197,6 +133,29 @@ def _targets(where: str, frame: "pd.DataFrame", labels: list[str], reading: Read
     return np.stack(numbers, axis=1).astype(np.bool_ if marks and reading.task == "auto" else np.float64)
 
 
+def _texts(where: str, frame: "pd.DataFrame", key: str, reading: Reading) -> list[str] | None:
+    """Return the texts of the column that a key names; None: it names none."""
+    name, columns = getattr(reading, key), [str(column) for column in frame.columns]
+    if name is None:
+        return None
+    if name not in columns:
+        raise BadInput(f"{where}: data.{key} = {name!r} is no column; {did_you_mean(name, columns)}")
+    values: list[Any] = frame[name].tolist()
+    for row, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            what = f"{type(value).__name__} {value!r:.40}"
+            raise BadInput(f"{where}: column {name!r}: row {row} has no text, but {what}; correct or remove it")
+    return values
+
+
+def _to_classify(where: str, frame: "pd.DataFrame", reading: Reading) -> tuple[Array, int]:
+    """Return the tokens of the column that `data.text` names, and how many different ones there are."""
+    for key in ("prompt", "features", "drop", "categories"):
+        if getattr(reading, key):
+            raise BadInput(f"{where}: data.{key} says nothing of a text that is classified by data.label; remove it")
+    return numbered(_texts(where, frame, "text", reading) or (), reading)
+
+
 def _features(where: str, frame: "pd.DataFrame", taken: list[str], reading: Reading) -> list[str]:
     columns = [str(name) for name in frame.columns]
     for key in ("features", "drop", "categories", "missing") if reading.who == "all" else ("features",):
@@ -220,8 +179,11 @@ def _features(where: str, frame: "pd.DataFrame", taken: list[str], reading: Read
 
 def _inputs(
     where: str, frame: "pd.DataFrame", names: list[str], train: Array | None, reading: Reading
-) -> tuple[Array, dict[str, Any]]:
-    """Return the inputs of all rows, and what a reader of another file must know to make the same of it."""
+) -> tuple[Array, int | None, dict[str, Any]]:
+    """Return the inputs of all rows, and the vocabulary where they are tokens.
+
+    Also what a reader of another file must know to make the same of it.
+    """
     kept, categories = dict(reading.categories or {}), {}
     found: dict[str, Any] = {"features": tuple(names)}
     only = frame[names[0]]
@@ -229,7 +191,7 @@ def _inputs(
     if alone:
         _check_text(f"{where}: column {names[0]!r}", only, names[0])
     if alone and (names[0] in TEXTS or reading.who != "all" or not _few(only)):
-        return hashed_words(only.fillna("").astype(str), reading), found
+        return *numbered(only.fillna("").astype(str).tolist(), reading), found
     parts: list[NDArray[np.float32]] = []
     fill: dict[str, float] = dict(reading.missing) if isinstance(reading.missing, dict) else {}
     for name in names:
@@ -243,7 +205,7 @@ def _inputs(
             parts.append(_numbers(at, column, name, train, fill, reading, counted=reading.features is None)[:, None])
     if reading.missing != "error":
         found["missing"] = fill
-    return np.concatenate(parts, axis=1), found | {"categories": categories or None}
+    return np.concatenate(parts, axis=1), None, found | {"categories": categories or None}
 
 
 def _numbers(
@@ -378,11 +340,3 @@ def _is_text(column: "pd.Series[Any]") -> bool:
 
 def _few(column: "pd.Series[Any]") -> bool:
     return int(column.nunique()) <= min(_VALUES, max(2, len(column) // 2))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

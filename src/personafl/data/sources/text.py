@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from personafl.core.reading import Reading
+from personafl.errors import BadInput
 
 Ints = NDArray[np.int64]
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
@@ -32,6 +33,16 @@ def hashed_words(texts: Iterable[str], reading: Reading) -> Ints:
     used = np.array([len(row) for row in rows], dtype=np.int64)
     table[np.arange(reading.length) < used[:, None]] = [number for row in rows for number in row]
     return table
+
+
+def check_unicode(where: str, texts: Iterable[str]) -> None:
+    """Fail where a text has half a character, as a JSON escape such as \\ud83d alone is."""
+    for number, text in enumerate(texts, start=1):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start].encode("unicode_escape").decode()
+            raise BadInput(f"{where}: text {number} has half a character, {half}; correct or remove it") from None
 
 
 def characters(text: NDArray[np.uint8]) -> tuple[Ints, list[str]]:

@@ -18,6 +18,7 @@ from personafl.deploy.device.datafile import ME, dealt_rows
 from personafl.deploy.device.training import LocalClient
 from personafl.errors import BadInput
 from personafl.exports.card import Origin, facts_of, model_card
+from personafl.models.generating import continuation, text_tokens
 from personafl.models.modelfile import Card, blended, card_of, compacted, load_model, pack
 from personafl.models.predicting import SUPPORTED, Predictions, output_names, predictions
 from personafl.runs.result import chosen
@@ -84,10 +85,11 @@ def _choice(scored: Scored, caution: float, models: dict[str, Any]) -> str:
 @torch.no_grad()
 def predict(model: Path, source: str) -> Predictions:
     """Apply the model that a device keeps to data: a file dealt to it (its test samples) or any data set."""
-    file = model / MODEL_FILE if model.is_dir() else model
+    file = _model_file(model)
     card = card_of(file)
     if card.task not in SUPPORTED:
-        raise BadInput(f"{file}: is for the task {card.task}; use personafl.load_model in Python")
+        how = "continue a text with --prompt" if card.task == "next-token" else "use personafl.load_model in Python"
+        raise BadInput(f"{file}: is for the task {card.task}; {how}")
     network = load_model(file)
     x, y = _samples(source, card.reading.model_copy(update={"who": "predict"}))
     if tuple(x.shape[1:]) != card.input_shape:
@@ -97,6 +99,19 @@ def predict(model: Path, source: str) -> Predictions:
     found = predictions(network, x, card.task, output_names(card, card.reading))
     known = y.dtype == torch.int64 and bool((y >= 0).all()) if card.whole else y.is_floating_point()
     return dataclasses.replace(found, truth=y) if known else found
+
+
+def generate(model: Path, prompt: str, most: int, temperature: float, seed: int) -> str:
+    """Return how the language model that a device keeps continues a prompt; see `models.generating`."""
+    file = _model_file(model)
+    card = card_of(file)
+    tokens = text_tokens(str(file), card, card.reading.tokenizer)
+    length = card.input_shape[0]
+    return continuation(load_model(file), tokens, prompt, length=length, most=most, temperature=temperature, seed=seed)
+
+
+def _model_file(model: Path) -> Path:
+    return model / MODEL_FILE if model.is_dir() else model
 
 
 def _samples(source: str, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.core import wire
+from personafl.deploy.device.tries import Tries
 from personafl.errors import BadInput
 from personafl.storage.files import atomic_write, storage
 from personafl.storage.seals import is_sealed, sealed
@@ -64,6 +65,7 @@ class DeviceState:
         self.alone: list[int] = []  # rounds since the last of them that were trained without contact
         self.pending: Pending | None = None
         self.opened = -1  # the last round of which a sum may be known that its update is in: it is in no other one
+        self.tries = Tries()  # of the last round of which a sum was tried
         self.finished = False  # it has its final model, and is done
         self.home = run  # the run of the server that has it now: the first one's, until it moves
         self.note = ""  # what was wrong with the files, in a line
@@ -107,6 +109,11 @@ class DeviceState:
     def commit(self, pending: Pending) -> None:
         """Keep what a round of training made, before anything is sent."""
         self.pending = pending
+        self.write()
+
+    def tried(self, tries: Tries) -> None:
+        """Note how far the pending update is in the tries of its round, before anything is sent."""
+        self.tries = tries
         self.write()
 
     def open(self) -> None:
@@ -197,6 +204,7 @@ class DeviceState:
             "finished": self.finished,
             "home": self.home,
             "opened": self.opened,
+            "tries": self.tries.said(),
             "pending": None
             if pending is None
             else {"round": pending.round, "model": pending.model, "alone": pending.alone},
@@ -221,6 +229,7 @@ class DeviceState:
             raise BadInput(f"{self.directory}: has the state of another run or device; choose another --state")
         self.rounds, self.finished, self.pending = about["rounds"], about["finished"], None
         self.opened = max(self.opened, about.get("opened", -1))
+        self.tries = max(self.tries, Tries.of(about.get("tries")), key=lambda tries: tries.reached)
         self.alone = about.get("alone", [])  # version 0.1 had none
         self.home = about.get("home", self.run)
         self.entry = _under(named, "state/") if about["known"] else None

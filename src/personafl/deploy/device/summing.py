@@ -2,7 +2,8 @@
 
 Every try has keys of its own, which are in memory alone and for one vector: a device that is killed has dropped out of
 the try, and may be in the next. Once it has opened seeds of a try, which it notes before, its update is masked for no
-other one: two sums with and without it would show it.
+other one: two sums with and without it would show it. Nor is it masked once more while others might open an earlier
+try: before it makes keys, and before it sends what it masked, it notes that (`tries`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from personafl.deploy.device.training import LocalClient
+from personafl.deploy.device.tries import Tries
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Files, number_of
 from personafl.deploy.net.messages import Code, Refused, Said
@@ -55,7 +57,7 @@ class Summing:
             said, _ = await self._channel.ask(Begin(round=pending.round, model=pending.model))
             if isinstance(said, messages.Accepted):
                 return
-            if isinstance(said, Try) and pending.round > self._client.state.opened:
+            if isinstance(said, Try) and self._may_try(pending.round, said.attempt):
                 try:
                     await self._take_part(said)
                 except Breach as breach:
@@ -69,6 +71,10 @@ class Summing:
                 raise BadInput(f"the server answered {said.kind!r} to {Begin.kind!r}; is it a personafl server?")
             await self._pause()
 
+    def _may_try(self, round_: int, attempt: str) -> bool:
+        state = self._client.state
+        return round_ > state.opened and state.tries.allow(round_, attempt)
+
     async def _take_part(self, offered: Try) -> None:
         """Go through the stages of a try, with fresh keys."""
         session, upload = self._agreed(offered)
@@ -78,19 +84,26 @@ class Summing:
         self.room = _SMALL * (2 + offered.clients)
         credentials = Credentials.read(self._files.certificate.read_bytes(), self._files.key.read_bytes())
         authority = Authority(self._files.authority.read_bytes(), number_of)
-        machine = Client(session, self._client.number, credentials, authority)
+        state = self._client.state
+        await self._note(state.tries.with_keys(session.round, session.attempt))
+        machine = Client(session, self._client.number, credentials, authority, state.tries.masked.values())
         roster = await self._said(session, 0, machine.advertise().encoded(), Roster)
         inbox = await self._said(session, 1, machine.share(roster).encoded(), Inbox)
         masked = machine.mask(inbox, await self._vector(session, upload, weight)).encoded()
+        await self._note(state.tries.with_mask(machine.circle))
         self._tries += 1
         if self._tries > 1:  # the first was counted when it was trained
             self._client.guard.sends(len(masked), f"the update of round {session.round + 1}, once more")
         survivors = await self._said(session, 2, masked, Survivors)
         consents = await self._said(session, 3, machine.consent(survivors).encoded(), Consents)
         opened = machine.open(consents).encoded()
-        state = self._client.state
         await self._patiently(state.open, state.write)
         await self._channel.ask(Say(round=session.round, attempt=session.attempt, stage=4), opened)
+
+    async def _note(self, tries: Tries) -> None:
+        """Remember how far this is, before anybody hears of it."""
+        state = self._client.state
+        await self._patiently(lambda: state.tried(tries), state.write)
 
     def _agreed(self, offered: Try) -> tuple[Session, Any]:
         """Return the session that a device takes part in: what is safe it reads from the recipe."""

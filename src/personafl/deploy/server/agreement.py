@@ -1,9 +1,10 @@
 """What the servers of a cloud and their coordinator agree on: names, the recipe, and what a server hands in.
 
 Server n is `cloud-n`. Where all servers have one model (sync), the coordinator has it: a server hands in the sum of its
-devices' updates, and gets the new state. Else each server has a model of its own: it hands in what of its state is
-mixed, gets the mean back, and takes its devices' updates itself. Where it would mix and step several times on the same
-updates (K_z), it hands in its whole state and that sum, and the coordinator takes the steps of all who are mixed.
+devices' updates, or what its robust rule makes of them times what they weigh, and gets the new state. Else each server
+has a model of its own: it hands in what of its state is mixed, gets the mean back, and takes its devices' updates
+itself. Where it would mix and step several times on the same updates (K_z), it hands in its whole state and that sum,
+and the coordinator takes the steps of all who are mixed.
 """
 
 from typing import Any, NamedTuple
@@ -74,13 +75,15 @@ def deployable_cloud(recipe: Recipe) -> CloudSection:
 
 
 def without_cloud(recipe: Recipe) -> Recipe:
-    """Return what the devices of a server run: to them it is the only one.
+    """Return what the devices of a server run: to them it is the only one."""
+    return recipe.model_copy(update={"cloud": None})
 
-    Servers that hand in sums to one coordinator, which has the model, take updates as they are.
-    """
+
+def at_the_coordinator(recipe: Recipe) -> Recipe:
+    """Return what a coordinator runs: one that has the model is handed in what rules of servers made of updates."""
+    own = without_cloud(recipe)
     shared = recipe.cloud is not None and recipe.cloud.shared
-    robust = None if shared else recipe.robust  # the plain mean, unless it is said: one server alone would clip
-    return recipe.model_copy(update={"cloud": None, "robust": robust or RobustSection()})
+    return own.model_copy(update={"robust": RobustSection()}) if shared else own
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from personafl.core import wire
 from personafl.core.algorithm import Reduced
+from personafl.core.tree import Tree
 from personafl.deploy.net import messages
 from personafl.deploy.net.identity import Identity, identify
 from personafl.deploy.net.messages import Code, Refused, Said
@@ -42,6 +43,7 @@ from personafl.deploy.server.service import Event, Listener
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.cloud import stepped, with_own, without_own
+from personafl.uploads.robust import model_of, with_model
 
 T = TypeVar("T")
 _OUT = {Code.DROPPED, Code.NOT_ENROLLED}  # what is not the coordinator's server, and will not be
@@ -77,6 +79,7 @@ class CloudRounds(Adopting):
     def __init__(self, recipe: Recipe, path: Path, place: int) -> None:
         cloud, self._place = deployable_cloud(recipe), place
         self._handed: Reduced | None = None  # what the devices sent in the sealed round
+        self._moved: Tree = None  # the state after that, but for the model, which the coordinator has
         self.fingerprint = fingerprint(recipe)
         own = without_cloud(recipe)
         if own.deploy is not None and cloud.members is not None:
@@ -125,7 +128,8 @@ class CloudRounds(Adopting):
     def begin(self, server: bytes | None = None) -> None:
         """Make the server's state, or take the one that a coordinator sent."""
         if server is not None:
-            self._received(server, wire.dense(self._serving().state))
+            state = self._serving().state
+            server = wire.encode(with_model(state, self._received(server, wire.dense(model_of(state)))))
         super().begin(server)
 
     def _received(self, payload: bytes, like: T) -> T:
@@ -172,9 +176,12 @@ class CloudRounds(Adopting):
     def seal(self) -> Said:
         """Take nothing more in the open round, and return what is handed in."""
         self._seal()
-        handed = self._handed = self._joined()
-        assert handed is not None
-        total, state = Sum(handed.total, handed.weight), self._server.state
+        joined = self._handed = self._joined()
+        assert joined is not None
+        state, handed = self._server.state, joined
+        if self._cloud.shared:
+            self._moved, handed = self._server.handed(joined, self._open.number)
+        total = Sum(handed.total, handed.weight)
         whole = Whole(wire.dense(state), total) if self._cloud.iterations > 1 else without_own(state)
         content = total if self._cloud.shared else whole
         taken = sorted(self._open.taken) if len(self._open.taken) <= messages.MOST_NAMED else []
@@ -191,7 +198,10 @@ class CloudRounds(Adopting):
             raise BadInput(f"--coordinator: says that round {message.start + 1} follows round {number + 1}")
         after, state = server.state, wire.dense(server.state)
         mixed, iterations = isinstance(message, messages.Proceed) and message.mixed is not None, self._cloud.iterations
-        if self._cloud.shared or (mixed and iterations > 1):
+        if self._cloud.shared:
+            kept = self._moved if isinstance(message, messages.Proceed) else server.state
+            after = with_model(kept, self._received(payload, wire.dense(model_of(state))))
+        elif mixed and iterations > 1:
             after = self._received(payload, state)
         elif isinstance(message, messages.Proceed):
             assert self._handed is not None

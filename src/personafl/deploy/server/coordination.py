@@ -23,7 +23,7 @@ from personafl.core import wire
 from personafl.core.tree import Tree
 from personafl.deploy.net.messages import Announce, Code, Finished, Join, Proceed, Refused, Said, digest_of
 from personafl.deploy.net.payload import most_bytes, opened_update
-from personafl.deploy.server.agreement import Sum, Whole, cloud_name, deployable_cloud, fingerprint, without_cloud
+from personafl.deploy.server.agreement import Sum, Whole, at_the_coordinator, cloud_name, deployable_cloud, fingerprint
 from personafl.deploy.server.combining import Combining
 from personafl.deploy.server.limits import Limits
 from personafl.deploy.server.moving import Moves, check_movable
@@ -79,7 +79,7 @@ class Coordination(Tallied):
 
     def __init__(self, recipe: Recipe, path: Path) -> None:
         self.cloud = deployable_cloud(recipe)
-        self.section = deployable(without_cloud(recipe))
+        self.section = deployable(at_the_coordinator(recipe))
         self.recipe = recipe
         self.weights: dict[int, int] = {}  # of the servers that joined: what their devices weigh
         self.gone: set[int] = set()
@@ -104,7 +104,7 @@ class Coordination(Tallied):
         super().__init__(open_directory(recipe, path))
         with storage(path):
             (path / "announced").mkdir(mode=0o700, exist_ok=True)
-        self._base = open_federation(without_cloud(recipe))
+        self._base = open_federation(at_the_coordinator(recipe))
         self._combining = Combining(self._base, self.cloud)
         self._like = self._combining.like
         self.payload_bytes = most_bytes(self._like)  # of what a server hands in, at most

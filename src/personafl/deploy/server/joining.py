@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from personafl.algorithms.robust import CLIPPED, FAR, LEFT_OUT, Robust
 from personafl.core import tree, wire
 from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
@@ -13,6 +12,7 @@ from personafl.data.federated import Clients
 from personafl.deploy.server.history import Fates
 from personafl.deploy.server.updates import Updates
 from personafl.simulate.serverside import Roster, ServerSide
+from personafl.uploads.robust import CLIPPED, FAR, LEFT_OUT, Robust
 
 
 def joined(server: ServerSide, updates: Updates, taken: Mapping[int, str], likes: Sequence[Tree]) -> Reduced | None:

@@ -3,7 +3,7 @@
     noise.key        32 random bytes, for the owner's eyes alone; made when the run is created
 
 Noise is drawn from the key, the round, how often the run was taken back and the digest of the sum that it is added to
-(`algorithms.private`). A server that was killed does the round again with the updates that its journal speaks of, which
+(`uploads.private`). A server that was killed does the round again with the updates that its journal speaks of, which
 was sealed before any noise was drawn, and so draws the same. A round that is done again after --roll-back draws anew,
 for what was released before stays so, and is paid for twice. The lines `sealed` of the journal are the ledger.
 
@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from personafl.algorithms.private import Private, PrivateServer
 from personafl.core import rng
 from personafl.core.algorithm import Algorithm
 from personafl.core.tree import Tree
@@ -32,6 +31,7 @@ from personafl.runs.private import Guarantee, charge, spent_by, with_noise
 from personafl.simulate.cohort import draw_cohort
 from personafl.simulate.federation import Federation
 from personafl.storage.files import atomic_write, storage
+from personafl.uploads.private import Private, PrivateServer
 
 KEY_FILE = "noise.key"
 KEY_BYTES = 32

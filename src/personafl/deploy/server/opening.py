@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from personafl.algorithms.secure import check_summable
 from personafl.core import rng
 from personafl.core.algorithm import Problem, untrained_upload
 from personafl.core.tree import Tree
@@ -25,6 +24,7 @@ from personafl.runs.secure import check_cohort
 from personafl.simulate.federation import Federation
 from personafl.storage.files import storage
 from personafl.storage.rundir import Checkpoint, RunDirectory
+from personafl.uploads.secure import check_summable
 
 _MOMENTS = (
     "give them (mean=[…] and std=[…] in data.normalize), or have personafl data deal write the recipe, which does"

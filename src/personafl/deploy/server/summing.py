@@ -87,7 +87,7 @@ class SummedRounds(Rounds):
         session = Session(
             run=self.run,
             round=going.number,
-            attempt=secrets.token_hex(16),
+            attempt=f"{self.journal.length:016x}{secrets.token_hex(8)}",  # devices go from one to a larger one
             model=going.model,
             least=self._secure.survivors(clients),
             corrupt=self._secure.corrupted(clients),
@@ -95,7 +95,7 @@ class SummedRounds(Rounds):
             grid=grid,
         )
         self._session = Aggregation(session, going.cohort, self._authority)
-        self.journal.write("tried", durable=False, round=going.number, attempt=session.attempt, clients=clients)
+        self.journal.write("tried", round=going.number, attempt=session.attempt, clients=clients)
 
     @property
     def stage(self) -> Stage:

@@ -1,9 +1,9 @@
-"""Chunks of clients trained by the nodes of a Ray cluster: the same bits, in the same order.
+"""Tasks done by the nodes of a Ray cluster: the same bits, in the same order.
 
-Nothing but the place differs from `workers`: this process deals chunks and adds up, workers on the nodes train, one per
-core. What decides a run is sent to each node once, and its workers share the data there. In a round a node is sent the
-broadcast once, and uploads come back. Where the states of clients are is known here (`nodestore`), and a chunk goes
-where most of its states are, if that leaves nobody idle.
+Nothing but the place differs from `workers`: this process deals chunks of clients and adds up, workers on the nodes
+train and score, one per core. What decides a run is sent to each node once, and its workers share the data there. In a
+round a node is sent the broadcast once, and uploads come back. Where the states of clients are is known here
+(`nodestore`), and a task goes where most of its states are, if that leaves nobody idle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from personafl.core.tree import Tree
 from personafl.errors import BadInput, PersonaError
 from personafl.simulate.ray.node import Answer, Node, NodeStates, RemoteStates, Worker, in_short
-from personafl.simulate.trainer import Chunk, StatesOnNodes
+from personafl.simulate.trainer import StatesOnNodes, Task
 from personafl.simulate.workers.local import Count, Work, WorkerFailed
 from personafl.simulate.workers.nodestore import HOME, NodeStore, StatesLost, lost
 from personafl.storage.slab import Clients, Entry
@@ -41,16 +41,16 @@ class _RemoteWorker:
 
 
 class _Given(NamedTuple):
-    """A chunk that a worker was given, and what will become of it."""
+    """A task that a worker was given, and what will become of it."""
 
     number: int
-    chunk: Chunk
+    task: Task
     worker: _RemoteWorker
     answer: Answer
 
 
 class RayWorkers:
-    """Does chunks in order, by workers on the nodes of the cluster that this process is connected to.
+    """Does tasks in order, by workers on the nodes of the cluster that this process is connected to.
 
     `count` "auto": one per core of each node.
     """
@@ -70,8 +70,8 @@ class RayWorkers:
         self._store = NodeStore(store, clients, self)
         return self._store
 
-    def map(self, tasks: Iterable[Chunk]) -> Iterator[Any]:
-        """Yield the result of each chunk, in the chunks' order."""
+    def map(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        """Yield the result of each task, in the tasks' order."""
         if not self._workers:
             self._start()
         try:
@@ -81,7 +81,7 @@ class RayWorkers:
             raise
 
     def close(self) -> None:
-        """End the workers, and with them the states that were not brought home; a later chunk starts others."""
+        """End the workers, and with them the states that were not brought home; a later task starts others."""
         for worker in self._workers:
             self._ray.kill(worker.actor)
         removed = [held.actor.close.remote() for held in self._states]
@@ -121,58 +121,58 @@ class RayWorkers:
         for worker in self._workers:
             worker.actor.meet.remote(self._states, worker.place)  # done before what it is asked for later
 
-    def _in_order(self, tasks: Iterable[Chunk]) -> Iterator[Any]:
-        """Give chunks to workers, and yield results; a few wait for an earlier one."""
+    def _in_order(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        """Give tasks to workers, and yield results; a few wait for an earlier one."""
         given: deque[_Given] = deque()
         sent = _Sent(self._ray)
-        for number, chunk in enumerate(tasks):
+        for number, task in enumerate(tasks):
             if len(given) == _AHEAD * len(self._workers):
                 yield self._result(given.popleft())
-            given.append(self._give(number, chunk, self._load(given), sent))
+            given.append(self._give(number, task, self._load(given), sent))
         while given:
             yield self._result(given.popleft())
 
-    def _give(self, number: int, chunk: Chunk, load: Counter[_RemoteWorker], sent: _Sent) -> _Given:
-        """Give a chunk to a worker."""
-        if isinstance(chunk.states, StatesOnNodes):
-            return self._give_kept(number, chunk, chunk.states, load, sent)
+    def _give(self, number: int, task: Task, load: Counter[_RemoteWorker], sent: _Sent) -> _Given:
+        """Give a task to a worker."""
+        if isinstance(task.states, StatesOnNodes):
+            return self._give_kept(number, task, task.states, load, sent)
         worker = self._chosen(load, Counter())
-        answer = worker.actor.train.remote(chunk._replace(down=None), sent.once(chunk.down))
-        return _Given(number, chunk, worker, answer)
+        answer = worker.actor.do.remote(task._replace(down=None), sent.once(task.down))
+        return _Given(number, task, worker, answer)
 
     def _give_kept(
-        self, number: int, chunk: Chunk, states: StatesOnNodes, load: Counter[_RemoteWorker], sent: _Sent
+        self, number: int, task: Task, states: StatesOnNodes, load: Counter[_RemoteWorker], sent: _Sent
     ) -> _Given:
-        """Give a chunk to a worker, and say where the states of its clients are; those that are here go with it."""
+        """Give a task to a worker, and say where the states of its clients are; those that are here go with it."""
         assert self._store is not None
         if not self._states:
             self._start_states(self._store.home.budget)
-        clients, nodes, known = chunk.clients, self._store.places(chunk.clients), self._store.has(chunk.clients)
+        clients, nodes, known = task.clients, self._store.places(task.clients), self._store.has(task.clients)
         worker = self._chosen(load, Counter(nodes.tolist()))
         here = clients[known & (nodes == HOME)]
         found = (here, self._store.home.take(here)) if len(here) else None
         kept = {node: clients[nodes == node] for node in np.unique(nodes[nodes != HOME]).tolist()}
-        again = known.all() and chunk.problem in worker.shown
-        worker.shown.add(chunk.problem)
-        message = sent.once(chunk.down if again else states.first)
-        bare = chunk._replace(down=None, states=None)
-        answer = worker.actor.train_kept.remote(bare, message, found, kept, states.later)
-        return _Given(number, chunk, worker, answer)
+        again = known.all() and task.problem in worker.shown
+        worker.shown.add(task.problem)
+        message = sent.once(task.down if again else states.first)
+        bare = task._replace(down=None, states=None)
+        answer = worker.actor.do_kept.remote(bare, message, found, kept, states.new)
+        return _Given(number, task, worker, answer)
 
     def _load(self, given: Iterable[_Given]) -> Counter[_RemoteWorker]:
-        """Return how many chunks each worker has to do."""
+        """Return how many tasks each worker has to do."""
         owner = {each.answer: each.worker for each in given}
         _, waiting = self._ray.wait(list(owner), num_returns=len(owner), timeout=0) if owner else ([], [])
         return Counter(owner[answer] for answer in waiting)
 
     def _chosen(self, load: Counter[_RemoteWorker], states: Counter[int]) -> _RemoteWorker:
-        """Return who does a chunk with so many states on each node: an idle one, or one of those with least to do."""
+        """Return who does a task with so many states on each node: an idle one, or one of those with least to do."""
         least = min(load[worker] for worker in self._workers)
         free = [worker for worker in self._workers if load[worker] <= least + (least > 0)]
         return min(free, key=lambda worker: (-states[worker.place], load[worker]))
 
     def _result(self, given: _Given) -> Any:
-        """Return what became of a chunk; raise what went wrong."""
+        """Return what became of a task; raise what went wrong."""
         errors, worker = self._ray.exceptions, given.worker
         try:
             result = self._ray.get(given.answer)
@@ -185,12 +185,12 @@ class RayWorkers:
         except errors.RayError as error:
             gone = lost(f"a worker on node {worker.node.address} died ({in_short(error)})")
             raise WorkerFailed(str(gone), given.number) from error
-        states = given.chunk.states
+        states = given.task.states
         if not isinstance(states, StatesOnNodes):
             return result
         done, kept = result
         if kept and self._store is not None:
-            self._store.left(given.chunk.clients, worker.place, states.later)
+            self._store.left(given.task.clients, worker.place, later=states.new == "later")
         return done
 
     def fetch(self, node: int, clients: Clients, later: bool) -> Iterator[tuple[Clients, Entry]]:

@@ -22,7 +22,7 @@ from personafl.core import tree
 from personafl.core.algorithm import for_returning
 from personafl.core.tree import Tree
 from personafl.errors import PersonaError
-from personafl.simulate.trainer import Chunk, Done, Trainer
+from personafl.simulate.trainer import New, Task, Trainer
 from personafl.simulate.workers.local import Work
 from personafl.simulate.workers.nodestore import lost
 from personafl.storage.slab import Clients, Entry
@@ -116,7 +116,7 @@ def _remove_orphans() -> None:
 
 
 class Worker:
-    """Trains chunks of clients, with one thread."""
+    """Does tasks, with one thread."""
 
     def __init__(self, work: Work) -> None:
         torch.set_num_threads(1)
@@ -132,15 +132,15 @@ class Worker:
         """Know the states of all nodes, of which number `here` is that of its node."""
         self._states, self._here = states, here
 
-    def train(self, chunk: Chunk, down: Tree) -> Any:
-        """Train a chunk of clients; what came is in read-only memory, so it is copied."""
-        states, down = tree.map(torch.clone, (chunk.states, down))
-        return self._work(chunk._replace(states=states, down=down))
+    def do(self, task: Task, down: Tree) -> Any:
+        """Do a task; what came is in read-only memory, so it is copied."""
+        states, down = tree.map(torch.clone, (task.states, down))
+        return self._work(task._replace(states=states, down=down))
 
-    def train_kept(
-        self, chunk: Chunk, first: Tree, sent: tuple[Clients, Entry] | None, kept: dict[int, Clients], later: bool
-    ) -> tuple[Done, bool]:
-        """Train a chunk of clients from states that came along or that nodes keep; say whether new ones are kept here.
+    def do_kept(
+        self, task: Task, first: Tree, sent: tuple[Clients, Entry] | None, kept: dict[int, Clients], new: New
+    ) -> tuple[Any, bool]:
+        """Do a task from states that came along or that nodes keep; say whether new ones are kept here.
 
         `first` is the broadcast, where there are newcomers with what they need.
         """
@@ -149,10 +149,12 @@ class Worker:
         pieces = [(clients, self._states[node].ask("take", clients, False)) for node, clients in kept.items()]
         known = _Collected(pieces if sent is None else [*pieces, sent])
         first = tree.map(torch.clone, first)
-        states = trainer.states(known, chunk.problem, first, chunk.clients)
-        done = trainer(chunk._replace(states=states, down=for_returning(first)))
+        states = trainer.states(known, task.problem, first, task.clients)
+        if new == "none":
+            return trainer(task._replace(states=states, down=first)), False
+        done = trainer(task._replace(states=states, down=for_returning(first)))
         if good := bool(done.finite.all()):
-            self._states[self._here].ask("put", chunk.clients, tree.flatten(done.states), later)
+            self._states[self._here].ask("put", task.clients, tree.flatten(done.states), new == "later")
         return done._replace(states=()), good
 
 

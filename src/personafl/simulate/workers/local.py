@@ -1,4 +1,4 @@
-"""Chunks of clients trained here or by worker processes, one thread each: the same bits, in the same order.
+"""Tasks done here or by worker processes, one thread each: the same bits, in the same order.
 
 Workers are forks of the process that runs the simulation: data, networks and rules are there already, also those that
 cannot be pickled, and take no memory of their own. Tensors come and go through memory that both sides map. A worker
@@ -22,6 +22,7 @@ import time
 import traceback
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from multiprocessing.connection import Connection, wait
@@ -36,7 +37,7 @@ from personafl.storage.store import States, Store
 Count = int | Literal["auto"]
 Work = Callable[[Any], Any]
 
-_LONG = 0.1  # seconds of training in a round from which workers are worth their messages
+_LONG = 0.1  # seconds of tasks, of a round or a scoring, from which on workers are worth their messages
 _ROOM = 2**28  # bytes that a message's tensors may take in shared memory; what is beyond goes through the pipe
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
@@ -97,7 +98,7 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Does tasks in order: in this process, or by workers. `count` "auto": one per core, once rounds are long enough.
+    """Does tasks in order: in this process, or by workers. `count` "auto": one per core, once there is enough to do.
 
     With more than one worker, or "auto", a task has one thread wherever it is done, so it makes no difference where.
     """
@@ -120,26 +121,31 @@ class LocalWorkers:
 
     def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Yield the result of each task, in the tasks' order."""
+        left = enumerate(tasks)
         if self._count == 1 or not self._worth:
-            yield from self._here(tasks)
+            yield from self._here(left)
+        if self._count == 1 or not self._worth:  # all are done
             return
         if self._pool is None:
             self._pool = _Pool(self._work, self._count)
         try:
-            yield from self._pool.map(tasks)
+            yield from self._pool.map(left)
         except BaseException:
             self.close()  # workers may still be at something that nobody waits for
             raise
 
-    def _here(self, tasks: Iterable[Any]) -> Iterator[Any]:
+    def _here(self, tasks: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+        """Do tasks in this process: all of them, or until workers are worth it."""
         spent = 0.0
-        for task in tasks:
+        for _, task in tasks:
             began = time.perf_counter()
             with one_thread() if self._single else contextlib.nullcontext():
                 result = self._work(task)
             spent += time.perf_counter() - began
             yield result
-        self._worth = self._worth or spent > _LONG
+            if self._count > 1 and spent > _LONG:
+                self._worth = True
+                return
 
     def close(self) -> None:
         """End the workers; a later task starts others."""
@@ -190,11 +196,10 @@ class _Pool:
         self._workers = [_Worker(work) for _ in range(count)]
         self.close = weakref.finalize(self, _end, self._workers)
 
-    def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """Give tasks to whoever is idle, and yield results in order; no more than a few wait for an earlier one."""
-        ahead = enumerate(tasks)
+    def map(self, ahead: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+        """Give numbered tasks to whoever is idle, and yield results in order; few wait for an earlier one."""
         idle, busy = list(self._workers), dict[Connection, tuple[int, _Worker]]()
-        done, next_, more = dict[int, Any](), 0, True
+        waiting, done, more = deque[int](), dict[int, Any](), True
         while True:
             while more and idle and len(done) < 2 * len(self._workers):
                 number, task = next(ahead, (-1, None))
@@ -203,9 +208,9 @@ class _Pool:
                     worker = idle.pop()
                     worker.send(task, number)
                     busy[worker.connection] = number, worker
-            while next_ in done:
-                yield done.pop(next_)
-                next_ += 1
+                    waiting.append(number)
+            while waiting and waiting[0] in done:
+                yield done.pop(waiting.popleft())
             if not busy:
                 if not more:
                     return

@@ -8,98 +8,33 @@ weight of an upload,
     client i:  a = up_i + e_i,   sent = C(a),   e_i ← a − sent;   e_i starts at 0
     server:    as if `sent` were up_i
 
-so over any rounds Σ sent + e_i = Σ up_i: nothing is lost, only late. C keeps either
-
-    sparse:    the k = ⌈keep·entries⌉ entries of greatest magnitude (to half the precision), and where they are
-    low-rank:  the best approximation of rank r of the weight's matrix form (`prox.as_matrix`), as two factors
-
-C depends on the shape alone, so all uploads of a weight have one size. A weight whose compact form would not be smaller
-in bytes, names and shapes of the parts included, is sent whole and has no e_i; so are single numbers, such as the loss,
-and what the method itself sends in a compact form. Without error feedback, e_i = 0 throughout.
+so over any rounds Σ sent + e_i = Σ up_i: nothing is lost, only late. C is one of `uploads.codecs`. A weight whose
+compact form would not be smaller in bytes, names and shapes of the parts included, is sent whole and has no e_i; so are
+single numbers, such as the loss, and what the method itself sends in a compact form. Without error feedback, e_i = 0
+throughout.
 
 FedAvg with one full-batch step and everyone taking part: w̃ = w + Σ p_i e_i moves by exactly the uncompressed step
 −η Σ p_i ∇f_i(w), and e_i is of the order of η. So w comes as near to the optimum as is in proportion to η; all the way
 if all ∇f_i vanish there. Without error feedback w may stall anywhere, whatever η: entries on which clients disagree,
 and which cancel in the mean, can crowd out the others for ever.
 
-What a method keeps on the device is made of its uncompressed upload. Deviation from PowerSGD: u has the left singular
-vectors themselves (v = uᵀa), not what one power step per round from the last ones makes of them.
+What a method keeps on the device is made of its uncompressed upload.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from annotated_types import Gt, Le
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from personafl.algorithms.training import Count
 from personafl.core import tree, wire
 from personafl.core.algorithm import Algorithm, ClientRule, Problem, only_by_gradients, untrained_upload
 from personafl.core.batches import Data, Steps
-from personafl.core.prox import as_matrix, from_matrix
-from personafl.core.schedule import FORBID_UNKNOWN
 from personafl.core.tree import Params, Tree
-
-
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """Send every weight whole."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
-    form: Literal["dense"] = "dense"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopEntries:
-    """Send the entries of greatest magnitude of every weight, a share `keep` of them."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
-    form: Literal["sparse"] = "sparse"
-    keep: Annotated[float, Gt(0), Le(1)] = 0.1
-    error_feedback: bool = True
-
-    def divide(self, weight: Tensor) -> tuple[wire.Sparse | wire.Masked | Tensor, Tensor]:
-        """Return C(weight) and what is left of the weight."""
-        flat = weight.reshape(-1)
-        count = max(1, math.ceil(self.keep * len(flat) - 1e-9))  # 0.1 · 30 is a little more than 3
-        # Ranked to half the precision, ties by place: entries that are equal but for rounding (as Adam's first steps
-        # are) would else be chosen by how kernels round, and stacked clients would differ from single ones.
-        magnitude = flat.abs().to(_COARSER.get(flat.dtype, flat.dtype))
-        places = magnitude.sort(descending=True, stable=True).indices[:count]
-        return wire.kept(weight, places), flat.scatter(0, places, 0.0).reshape(weight.shape)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LowRank:
-    """Send the best approximation of rank `rank` of every weight."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_UNKNOWN
-    form: Literal["low-rank"] = "low-rank"
-    rank: Count = 4
-    error_feedback: bool = True
-
-    def divide(self, weight: Tensor) -> tuple[wire.Factored, Tensor]:
-        """Return C(weight) and what is left of the weight."""
-        matrix = as_matrix(weight)
-        sound = torch.isfinite(matrix).all()  # else there are no singular vectors, and the caller should see the NaN
-        u, _, _ = torch.linalg.svd(torch.where(sound, matrix, 0.0), full_matrices=False)
-        u = torch.where((matrix != 0).any(dim=1, keepdim=True), u[:, : self.rank], 0.0)
-        v = u.T @ matrix  # so that, with the line before, rows and columns of zeros stay that to the bit
-        shape = torch.tensor(weight.shape, dtype=torch.int32)
-        return wire.Factored(u, v, shape), weight - from_matrix(u @ v, weight.shape)
-
-
-Compression = TopEntries | LowRank
-Codec = Whole | Compression
-
-
-_COARSER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+from personafl.uploads.codecs import Codec, Compression, Whole
 
 
 class WithError(NamedTuple):

@@ -52,7 +52,6 @@ from personafl.core.algorithm import (
     Empty,
     Problem,
     Reduced,
-    ServerRule,
     join,
     mean_dtypes,
     untrained_upload,
@@ -64,6 +63,7 @@ from personafl.privacy.correlated import add, kept
 from personafl.privacy.discrete import discrete_gaussians, rounded
 from personafl.privacy.kinds import Mechanism
 from personafl.privacy.noise import gaussians, gaussians_on
+from personafl.uploads.around import AroundServer, refusal, sends_losses_alone, weighs_as_told
 
 RADIUS = 2**24  # of the discrete mechanism's ball, in steps of its grid: sums of 2²⁹ clients are exact in float64
 
@@ -86,12 +86,10 @@ class Private(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateServer(ServerRule):
+class PrivateServer(AroundServer):
     """Server rule: another one's, which is given a noisy sum of clipped uploads."""
 
-    needs_each: ClassVar[bool] = True
     steps_alone: ClassVar[bool] = True
-    rule: ServerRule
     clip: float | AdaptiveClip
     noise: float  # z
     cohort: float  # m
@@ -118,9 +116,9 @@ class PrivateServer(ServerRule):
         like = wire.dense(untrained_upload(self.client, problem, down, state))
         return tree.map(lambda leaf: torch.zeros(size, *leaf.shape, dtype=torch.float64), like)
 
-    def broadcast(self, state: Private) -> Tree:
-        """Send what the method sends."""
-        return self.rule.broadcast(state.own)
+    def own(self, state: Private) -> Tree:
+        """Return the method's own state."""
+        return state.own
 
     def join(self, state: Private, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:
         """Join uploads after clipping, of which each counts once."""
@@ -150,7 +148,7 @@ class PrivateServer(ServerRule):
 
     def told(self, state: Private) -> dict[str, float]:
         """Return C, and what the method tells."""
-        return {"clip": float(state.clip), **self.rule.told(state.own)}
+        return {"clip": float(state.clip), **super().told(state)}
 
     def _alone(self, clip: Tensor, sums: Tree, site: str) -> Any:
         """Return the sums with noise that is of this round alone."""
@@ -214,7 +212,7 @@ class PrivateServer(ServerRule):
         if self.bound:
             return {name: self._drawn(f"{site}/{name}", leaf, scale) for name, leaf in named.items()}
         device, sizes = next(iter(named.values())).device, [leaf.numel() for leaf in named.values()]
-        parts = (gaussians_on(device, self.key, site, sum(sizes)) * _there(scale, device)).split_with_sizes(sizes)
+        parts = gaussians_on(device, self.key, site, sum(sizes)).mul_(_there(scale, device)).split_with_sizes(sizes)
         return {name: part.reshape(leaf.shape) for (name, leaf), part in zip(named.items(), parts, strict=True)}
 
     def _drawn(self, site: str, leaf: Tensor, scale: Tensor) -> Tensor:
@@ -275,13 +273,10 @@ def private(
     apart: int = 1,
 ) -> Algorithm:
     """Return the method with a server that releases nothing but noisy sums; as it is, if nothing is sent but losses."""
-    if algorithm.client.uploads._fields == ("loss",):
+    if sends_losses_alone(algorithm):
         return algorithm
-    if not algorithm.server.averages or type(algorithm.server).weigh is not ServerRule.weigh:
-        raise BadInput(
-            f"privacy: what {algorithm.name}'s clients send is more than changes whose mean is all that is used, and a "
-            "clipped one would not be what its client believes it sent; leave it out, or remove [privacy]"
-        )
+    if not algorithm.server.averages or not weighs_as_told(algorithm):
+        raise refusal(algorithm, "privacy", "a clipped one would not be what its client believes it sent")
     if isinstance(clip, AdaptiveClip) and noise >= 2 * clip.noise * cohort:
         most = 2 * clip.noise * cohort
         raise BadInput(

@@ -8,7 +8,6 @@ import torch
 
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.private import Private, PrivateServer, private
 from personafl.core.algorithm import Reduced
 from personafl.core.optim import Sgd
 from personafl.errors import BadInput
@@ -16,6 +15,7 @@ from personafl.privacy.clip import AdaptiveClip
 from personafl.privacy.noise import gaussians_on, make_key
 from personafl.testing.case import make_case
 from personafl.testing.laws import LAWS
+from personafl.uploads.private import Private, PrivateServer, private
 
 KEY = make_key(0)
 START = {"a": torch.tensor([1.0, 2.0], dtype=torch.float64), "b": torch.zeros(1, 2, dtype=torch.float64)}

@@ -7,7 +7,6 @@ import torch
 
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.secure import FixedPointServer, in_fixed_point
 from personafl.core import tree
 from personafl.core.optim import Sgd
 from personafl.errors import BadInput
@@ -15,6 +14,7 @@ from personafl.secure.fixed import Grid
 from personafl.secure.uploads import length_of, total_of, vector_of
 from personafl.testing.case import make_case
 from personafl.testing.laws import LAWS
+from personafl.uploads.secure import FixedPointServer, in_fixed_point
 
 PROBLEM: Any = None  # the rules under test do not look at it
 GRID = Grid(4, 10.0, 0.5)

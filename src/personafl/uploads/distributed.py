@@ -2,7 +2,7 @@
 
 P. Kairouz, Z. Liu, T. Steinke, *The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
 Aggregation*, ICML 2021; `privacy.distributed` has the maths. Clients clip, round and add their share of the noise, and
-of what they send the server sees the sum alone (`algorithms.secure`):
+of what they send the server sees the sum alone (`uploads.secure`):
 
     sum:     S = C/R · Σ_i (round(R/C · clipped Δ_i) + N_Z(0, σ²))
     server:  as if S/n were the mean of the uploads, n those who are in the sum
@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from personafl.algorithms.private import Private, PrivateServer
 from personafl.core import tree
 from personafl.core.algorithm import Algorithm, Reduced, mean_dtypes
 from personafl.privacy.distributed import Lattice, client_key, in_clips, lattice_for, length_of, sent
+from personafl.uploads.private import Private, PrivateServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +47,14 @@ class SharedNoiseServer(PrivateServer):
     def _join_from(
         self, state: Private, joined: Reduced | None, stacked: Any, clients: NDArray[Any], round_: int
     ) -> Reduced:
-        clip, total, dtypes = float(state.clip), None, mean_dtypes(stacked)
+        clip, first = float(state.clip), tree.map(lambda leaf: leaf[0], stacked)
+        lattice, total = self.lattice(first), torch.zeros((), dtype=torch.int64)
         for row, number in enumerate(clients.tolist()):
             upload = tree.map(lambda leaf, row=row: leaf[row], stacked)
-            lattice = self.lattice(upload)
-            whole = sent(upload, clip, lattice, client_key(self.key, number), round_)
-            part = in_clips(whole, upload, upload.loss.to(torch.float64), lattice)
-            total = part if total is None else tree.add(total, part)
-        device = stacked.loss.device
-        counted = torch.tensor(float(len(clients)), dtype=torch.float64, device=device), len(clients)
-        made = Reduced(total, *counted, dtypes)
+            total = total + sent(upload, clip, lattice, client_key(self.key, number), round_)
+        losses = stacked.loss.to(torch.float64).sum()
+        counted = torch.tensor(float(len(clients)), dtype=torch.float64, device=losses.device), len(clients)
+        made = Reduced(in_clips(total, first, losses, lattice), *counted, mean_dtypes(stacked))
         return made if joined is None else joined.plus(made)
 
     def join(self, state: Private, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:

@@ -18,15 +18,15 @@ counts as that.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, reduce
-from personafl.core.tree import Params, Tree
-from personafl.errors import BadInput
+from personafl.core.algorithm import Algorithm, Reduced, reduce
+from personafl.core.tree import Tree
+from personafl.uploads.around import AroundServer, refusal, sends_losses_alone, uses_mean_alone
 
 _LEAST = 1e-10  # of a loss
 
@@ -40,21 +40,11 @@ class Favoured(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FairServer(ServerRule):
+class FairServer(AroundServer):
     """Server rule: another one's, which is given q-FedAvg's step in place of the mean change."""
 
-    needs_each: ClassVar[bool] = True
-    rule: ServerRule
     q: float
     slope: float  # L
-
-    def init(self, problem: Problem, start: Params, population: float) -> Tree:
-        """Start as the method does."""
-        return self.rule.init(problem, start, population)
-
-    def broadcast(self, state: Any) -> Tree:
-        """Send what the method sends."""
-        return self.rule.broadcast(state)
 
     def join(self, state: Any, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:
         """Add up what the step is made of."""
@@ -76,19 +66,11 @@ class FairServer(ServerRule):
         total = tree.map(lambda leaf: leaf * (uploads.weight / have.height), have.up)._replace(loss=have.loss)
         return self.rule.update(state, uploads._replace(total=total, dtypes=uploads.dtypes.up), round_)
 
-    def told(self, state: Any) -> dict[str, float]:
-        """Return what the method tells."""
-        return self.rule.told(state)
-
 
 def made_fair(algorithm: Algorithm, *, q: float, slope: float) -> Algorithm:
     """Return the method with a server that steps as q-FedAvg does; as it is, if nothing is sent but losses."""
-    if algorithm.client.uploads._fields == ("loss",):
+    if sends_losses_alone(algorithm):
         return algorithm
-    own = algorithm.server
-    if not own.averages or own.needs_each or type(own).weigh is not ServerRule.weigh:
-        raise BadInput(
-            f"fairness: what {algorithm.name}'s clients send is more than changes whose mean is all that is used, and "
-            "another step in its place is not what its clients believe; leave it out, or remove [fairness]"
-        )
-    return dataclasses.replace(algorithm, server=FairServer(rule=own, q=q, slope=slope))
+    if not uses_mean_alone(algorithm):
+        raise refusal(algorithm, "fairness", "another step in its place is not what its clients believe")
+    return dataclasses.replace(algorithm, server=FairServer(rule=algorithm.server, q=q, slope=slope))

@@ -28,18 +28,18 @@ from personafl.core.algorithm import (
     Empty,
     Problem,
     Reduced,
-    ServerRule,
     join,
     mean_dtypes,
     own_fields,
     untrained_upload,
 )
 from personafl.core.tree import Params, Tree
-from personafl.errors import BadInput, Diverged
+from personafl.errors import Diverged
 from personafl.robust.clip import RunningMedian
 from personafl.robust.mixing import Clip
 from personafl.robust.rule import CHUNK, Mix, Rule, mixing, reduced
 from personafl.robust.weighing import Mean, capped
+from personafl.uploads.around import AroundServer, refusal, sends_losses_alone, uses_mean_alone
 
 _PART = 2**14  # coordinates whose norm is taken at a time: fewer than PyTorch shares out to threads
 CLIPPED, LEFT_OUT, FAR = 1, 2, 3  # what became of an upload; 0: it was taken as it came; FAR: clipped to half or less
@@ -78,12 +78,10 @@ class Robust(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustServer(ServerRule):
+class RobustServer(AroundServer):
     """Server rule: another one's, which is given what a robust rule makes of the uploads."""
 
     averages: ClassVar[bool] = True  # what takes the place of the mean: late changes may be discounted, or dropped
-    needs_each: ClassVar[bool] = True
-    rule: ServerRule
     robust: Rule
     client: ClientRule
     before: tuple[Mix, ...] = ()
@@ -107,9 +105,9 @@ class RobustServer(ServerRule):
         like = wire.dense(untrained_upload(self.client, problem, down, state))
         return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device), like)
 
-    def broadcast(self, state: Robust) -> Tree:
-        """Send what the method sends."""
-        return self.rule.broadcast(state.own)
+    def own(self, state: Robust) -> Tree:
+        """Return the method's own state."""
+        return state.own
 
     def join(self, state: Robust, joined: Reduced | None, stacked: Any, weights: Tensor) -> Reduced:
         """Put uploads beside those that are there."""
@@ -132,12 +130,21 @@ class RobustServer(ServerRule):
 
     def update(self, state: Robust, uploads: Reduced, round_: int) -> Robust:
         """Give the method what the rule makes of the uploads."""
+        return self.given(*self.handed(state, uploads, round_), round_)
+
+    def given(self, state: Robust, made: Reduced, round_: int) -> Robust:
+        """Give the method what rules made of uploads: here, or at several servers with one model."""
+        return state._replace(own=self.rule.update(state.own, made, round_))
+
+    def handed(self, state: Robust, uploads: Reduced, round_: int) -> tuple[Robust, Reduced]:
+        """Return what the rule makes of the uploads, as if each of them were that; the method's own state stays."""
         have: Any = uploads.total
         seen = _Seen.of(have)
         lost = self._lost(seen, round_)
         clip, medians = self._clip(state, seen)
+        weights = self._weights(torch.cat(have.weights), seen)
         if isinstance(self.robust, Mean) and not self.before:  # each by itself: nothing compares uploads
-            shares = self._shares(torch.cat(have.weights), seen, clip)
+            shares = self._shares(weights, seen, clip)
             mixed: Tensor | None = shares[None]
             found = _summed(have.parts, seen.finite, shares)
         else:
@@ -145,18 +152,19 @@ class RobustServer(ServerRule):
             rule, before = self._holding(lost, clip)
             mixed = mixing(rule, sent.columns, sent.clients, before, int(rng.mix(self.seed, "buckets", round_)))
             found = sent.shaped(have.parts[0], torch.cat(list(reduced(rule, sent.columns, mixed))))
-        total = tree.map(lambda leaf: leaf * uploads.weight, found)._replace(loss=have.loss)
-        given = Reduced(total, uploads.weight, uploads.clients, uploads.dtypes.parts[0])
+        weight = weights.sum().to(uploads.weight.device)  # of what is left, after a cap: a claim is not handed on
+        total = tree.map(lambda leaf: leaf * weight, found)._replace(loss=have.loss / uploads.weight * weight)
+        made = Reduced(total, weight, uploads.clients, uploads.dtypes.parts[0])
         centre = found if self.robust.from_centre else state.centre
         share = 0.0 if clip is None else float((seen.norms > clip).to(torch.float64).mean())
-        told = torch.tensor([clip or 0.0, share, lost], dtype=torch.float64)
-        return Robust(self.rule.update(state.own, given, round_), medians, centre, told, seen.fates(clip, mixed))
+        met = torch.tensor([clip or 0.0, share, lost], dtype=torch.float64)
+        return Robust(state.own, medians, centre, met, seen.fates(clip, mixed)), made
 
     def told(self, state: Robust) -> dict[str, float]:
         """Return what the last round's uploads met, and what the method tells."""
         clip, clipped, lost = state.seen.tolist()
         told = {"clip": clip, "clipped": clipped} if self.clip is not None else {}
-        return {**told, "left_out": lost, **self.rule.told(state.own)}
+        return {**told, "left_out": lost, **super().told(state)}
 
     def _lost(self, seen: "_Seen", round_: int) -> int:
         """Return how many uploads are not finite; fail if those are too many."""
@@ -175,11 +183,13 @@ class RobustServer(ServerRule):
             return self.clip.moved(state.medians, seen.norms)
         return self.clip, state.medians
 
+    def _weights(self, weights: Tensor, seen: "_Seen") -> Tensor:
+        """Return what each upload that is finite counts, [clients]."""
+        weights = weights[seen.finite.to(weights.device)].cpu()
+        return weights if self.most is None else capped(weights, self.most)
+
     def _shares(self, weights: Tensor, seen: "_Seen", clip: float | None) -> Tensor:
         """Return how much there is of each upload in the weighted mean, [clients]."""
-        weights = weights[seen.finite.to(weights.device)].cpu()
-        if self.most is not None:
-            weights = capped(weights, self.most)
         shares = weights / weights.sum()
         if clip:  # a median of 0: nobody moved, and there is nothing to clip to
             shares = torch.where(seen.norms > clip, shares * (clip / seen.norms), shares)
@@ -309,10 +319,14 @@ def _named(upload: Any, stacked: bool = True) -> dict[str, Tensor]:
     return {name: leaf.unsqueeze(-1) if leaf.ndim == int(stacked) else leaf for name, leaf in named.items()}
 
 
-def may_be_robust(algorithm: Algorithm) -> bool:
-    """Say whether the mean of changes is all that a method's server uses of uploads."""
-    own = algorithm.server
-    return own.averages and not own.needs_each and type(own).weigh is ServerRule.weigh
+def model_of(state: Any) -> Tree:
+    """Return what of a server's state is one for all servers that have one model."""
+    return state.own if isinstance(state, Robust) else state
+
+
+def with_model(state: Any, model: Tree) -> Tree:
+    """Return a server's state with another one."""
+    return state._replace(own=model) if isinstance(state, Robust) else model
 
 
 def made_robust(
@@ -325,14 +339,10 @@ def made_robust(
     seed: int = 0,
 ) -> Algorithm:
     """Return the method with a server that takes uploads by a robust rule; as it is, if nothing is sent but losses."""
-    if algorithm.client.uploads._fields == ("loss",):
+    if sends_losses_alone(algorithm):
         return algorithm
-    own = algorithm.server
-    if not may_be_robust(algorithm):
-        raise BadInput(
-            f"robust: what {algorithm.name}'s clients send is more than changes whose mean is all that is used, and "
-            "another vector in its place is not what its clients believe; leave it out, or remove [robust]"
-        )
+    if not uses_mean_alone(algorithm):
+        raise refusal(algorithm, "robust", "another vector in its place is not what its clients believe")
     how: dict[str, Any] = {"before": before, "clip": clip, "most": most, "seed": seed}
-    server = RobustServer(rule=own, robust=rule, client=algorithm.client, **how)
+    server = RobustServer(rule=algorithm.server, robust=rule, client=algorithm.client, **how)
     return dataclasses.replace(algorithm, server=server)

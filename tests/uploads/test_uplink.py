@@ -17,7 +17,6 @@ from least_squares import Vector, half_square, shared, simulator
 from personafl import api
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.fedavg import FedAvgClient
-from personafl.algorithms.uplink import Codec, LowRank, TopEntries, Whole, compressed
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, Problem
 from personafl.core.batches import Data, Steps
@@ -32,6 +31,8 @@ from personafl.simulate.simulator import Simulation
 from personafl.storage.rundir import RunDirectory
 from personafl.storage.store import Store
 from personafl.testing import check_algorithm, make_case
+from personafl.uploads.codecs import Codec, LowRank, TopEntries, Whole
+from personafl.uploads.uplink import compressed
 from tiers import HEART, tiered
 
 TRAINING = Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3, clip=1.0))

@@ -7,10 +7,10 @@ import torch
 
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.fair import FairServer, made_fair
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
 from personafl.runs.build import prepare
+from personafl.uploads.fair import FairServer, made_fair
 
 PROBLEM: Any = None  # averaging does not look at it
 START = {"a": torch.tensor([1.0, -2.0], dtype=torch.float64), "b": torch.tensor([[0.5]], dtype=torch.float64)}

@@ -9,14 +9,14 @@ import torch
 
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.distributed import SharedNoiseServer, shared
-from personafl.algorithms.private import private
 from personafl.core import tree
 from personafl.core.optim import Sgd
 from personafl.errors import BadInput
 from personafl.privacy.distributed import client_key, in_clips, sent
 from personafl.privacy.noise import make_key
 from personafl.secure.fixed import unwrapped
+from personafl.uploads.distributed import SharedNoiseServer, shared
+from personafl.uploads.private import private
 
 PROBLEM: Any = None  # the rules under test do not look at it
 KEY = make_key(0)

@@ -7,7 +7,6 @@ import torch
 
 from personafl.algorithms import METHODS, Training
 from personafl.algorithms.averaging import Averaging, Change
-from personafl.algorithms.robust import Robust, RobustServer, made_robust
 from personafl.core.algorithm import ClientRule
 from personafl.errors import BadInput, Diverged
 from personafl.robust.clip import RunningMedian
@@ -17,6 +16,7 @@ from personafl.robust.table import RULES
 from personafl.robust.weighing import CenteredClipping, Mean
 from personafl.testing.case import make_case
 from personafl.testing.laws import LAWS
+from personafl.uploads.robust import Robust, RobustServer, made_robust
 
 START = {"a": torch.tensor([1.0, 2.0], dtype=torch.float64), "b": torch.zeros(1, 2, dtype=torch.float64)}
 PROBLEM: Any = None  # the rules under test do not look at it

@@ -1,0 +1,128 @@
+"""Adapters as peft's folders: out to the same scores, and in again to the same adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import personafl
+from models.folders import LENGTH, PAD, TARGETS, WORDS, Kind, Logits, adapted, folder, peft_model, tokens
+from personafl.core.rng import generator
+from personafl.errors import BadInput
+from personafl.models import make_net_and_split
+from personafl.models.network import SharedNetwork
+
+peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore")]  # of other packages
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def trained(kind: Kind, path: Path, out: Path, method: str, **model: Any) -> tuple[personafl.Result, np.ndarray]:
+    """Return a short run of three clients, and some texts."""
+    dice = np.random.default_rng(0)
+    x = dice.integers(1, WORDS, (30, LENGTH + 1))
+    x[::4, LENGTH - 1 :] = PAD
+    y = np.where(x[:, 1:] == PAD, -1, x[:, 1:]) if kind != "bert" else np.arange(30) % 3
+    x = x[:, :LENGTH]
+    data = {f"c{i}": (x[i::3], y[i::3]) for i in range(3)}
+    given = {
+        "source": folder(kind, path),
+        "adapter": "lora",
+        "rank": 2,
+        "alpha": 3.0,
+        "targets": TARGETS[kind],
+        **model,
+    }
+    settings = {"training.lr": 0.5, **{f"model.{key}": value for key, value in given.items()}}
+    return personafl.run(data, method, rounds=2, settings=settings, out=out), x
+
+
+def scores(kind: Kind, path: Path, where: Path, x: np.ndarray) -> torch.Tensor:
+    auto = transformers.AutoModelForSequenceClassification if kind == "bert" else transformers.AutoModelForCausalLM
+    base = auto.from_pretrained(folder(kind, path), attn_implementation="eager", dtype=torch.float64)
+    model = peft.PeftModel.from_pretrained(base, str(where)).double().eval()
+    with torch.no_grad():
+        return Logits(model)(torch.from_numpy(x)).float()
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "model"),
+    [
+        ("gpt2", "fedsim", {"personal": "lora_B"}),
+        ("llama", "fedavg", {"frozen": "lora_A"}),
+        ("bert", "fedsim", {"personal": ["lora_B", "output"]}),
+    ],
+)
+def test_peft_gives_the_scores_of_what_was_exported(
+    kind: Kind, method: str, model: dict[str, Any], path: Path, tmp_path: Path
+) -> None:
+    result, x = trained(kind, path, tmp_path / "run", method, **model)
+    clients = "all" if method != "fedavg" else None
+    exported = result.export(tmp_path / "out", clients, peft=True)
+    assert len(exported.models) == (4 if clients else 1)
+    for file in (each.file for each in exported.models):
+        ours = personafl.load_model(file)(torch.from_numpy(x)).detach()
+        theirs = scores(kind, path, file.with_suffix(""), x)
+        assert float((ours[..., : theirs.shape[-1]] - theirs[..., : ours.shape[-1]]).abs().max()) < 1e-5
+        plain = scores(kind, path, exported.models[-1].file.with_suffix(""), x)
+        assert file == exported.models[-1].file or float((plain - theirs).abs().max()) > 1e-5
+        assert file.stat().st_size < 20_000  # the base is not in it: its smallest matrix file has more
+        assert file.with_suffix("").joinpath("adapter_model.safetensors").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_training_starts_from_a_folder_of_pefts(kind: Kind, path: Path, tmp_path: Path) -> None:
+    model = peft_model(kind, path)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                value.normal_()
+    model.save_pretrained(tmp_path / "theirs")
+    data = tokens("classification" if kind == "bert" else "next-token")
+    source = {"source": folder(kind, path), "adapter": "lora"}
+    record = SharedNetwork(**source, adapter_from=str(tmp_path / "theirs"))
+    net = make_net_and_split(record, data)[0].to(torch.device("cpu"), torch.float64)
+    start = {name: value.double() for name, value in net.init(generator(0)).items()}
+    with torch.no_grad():
+        assert float((net.apply(start, data.x) - Logits(model)(data.x)).abs().max()) < 1e-5  # its file is float32 or so
+    known = record.anchored()
+    assert (known.rank, known.alpha) == (2, 3.0)
+    assert make_net_and_split(known, data)[0].shapes == net.shapes
+    with pytest.raises(BadInput, match=r"model.rank: is 2 in .*theirs; remove it here"):
+        SharedNetwork(**source, rank=3, adapter_from=str(tmp_path / "theirs")).anchored()
+
+
+def test_what_is_refused(path: Path, tmp_path: Path) -> None:
+    result, _ = trained("llama", path, tmp_path / "whole", "fedavg", adapter=None, rank=None, alpha=None, targets=None)
+    with pytest.raises(BadInput, match="peft: is for lora adapters on a Hugging Face model"):
+        result.export(tmp_path / "out", peft=True)
+    where = tmp_path / "theirs"
+    record = {"source": folder("gpt2", path), "adapter": "lora", "adapter_from": str(where)}
+    data = tokens("next-token")
+    with pytest.raises(BadInput, match=r"model.adapter_from: .*theirs has no adapter_config.json"):
+        make_net_and_split(SharedNetwork(**record), data)
+    peft_model("llama", path).save_pretrained(where)
+    with pytest.raises(BadInput, match=r"model\.targets: '.*' matches no layer; there are: c_attn"):
+        make_net_and_split(SharedNetwork(**record), data)
+    config = json.loads((where / "adapter_config.json").read_text())
+    for change, says in (
+        ({"use_dora": True}, "use_dora = True"),
+        ({"peft_type": "IA3"}, "of the kind IA3"),
+        ({"r": "x"}, "no r,"),
+    ):
+        (where / "adapter_config.json").write_text(json.dumps(config | change))
+        with pytest.raises(BadInput, match=says):
+            make_net_and_split(SharedNetwork(**{**record, "source": folder("llama", path)}), data)
+    (where / "adapter_config.json").write_text(json.dumps(config))
+    (where / "adapter_model.safetensors").write_bytes(b"no")
+    with pytest.raises(BadInput, match=r"adapter_model.safetensors cannot be read"):
+        adapted("llama", path, rank=None, alpha=None, targets=None, adapter_from=str(where))

@@ -1,0 +1,210 @@
+"""Adapters on a frozen language model: stacked = one by one = a loop over clients with `peft`, for every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.folders import LENGTH, Kind, PeftNet, adapted, in_peft, peft_model
+from personafl.algorithms import METHODS, Training
+from personafl.core import tree, wire
+from personafl.core.algorithm import Problem, for_returning, reduce
+from personafl.core.batches import Data, Padding, Steps
+from personafl.core.optim import Sgd
+from personafl.core.seam import using
+from personafl.core.tasks import task_named
+from personafl.core.tree import Tree
+from personafl.simulate.engine import Engine, gather, largest_batch
+from personafl.simulate.trainer import bound
+
+pytest.importorskip("peft")
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore")]  # of other packages
+CLIENTS = np.array([0, 1, 2])  # of 3, 6 and 1 texts
+ENGINES = Engine("stacked", 8), Engine("sequential", 1)
+PERSONAL: dict[str, Any] = {  # what is personal of FedSA-LoRA, of FedPer's kind, and all of it with nothing shared
+    "fedsim": "lora_B", "fedalt": "lora_A", "fedper": "lora", "fedrep": r"re:.*h\.1\..*", "lgfedavg": r"re:.*h\.0\..*",
+    "fedbabu": "lora_B", "fedala": "lora_B",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def plainly(rule: Any, down: Tree, states: Tree, data: Data) -> Tree:
+    """Return a rule's results by core's definitions alone, client after client."""
+
+    def one(row: int) -> Data:
+        phases = {
+            name: b._replace(rows=b.rows[row], real=b.real[row], key=b.key[row], padding=Padding())
+            for name, b in data.phases.items()
+        }
+        return Data(phases, data.examples[row], data.round)
+
+    with using({}):
+        return tree.stack([rule(down, tree.take(states, row), one(row)) for row in range(len(CLIENTS))])
+
+
+def gap(found: Tree, expected: Tree) -> float:
+    ours = tree.flatten(wire.dense_each(found))
+    theirs = tree.flatten(wire.dense_each(expected))
+    assert ours.keys() == theirs.keys()
+    return max((float((ours[name] - leaf).abs().max()) for name, leaf in theirs.items() if leaf.numel()), default=0.0)
+
+
+def check(method: str, kind: Kind, path: Path, personal: str | None) -> None:
+    net, split, data = adapted(kind, path, **({} if personal is None else {"personal": personal}))
+    task = task_named(data.task)
+    ours = Problem(net, task.loss, split=split, correct=task.correct, data=data.shape)
+    theirs = Problem(PeftNet(net, kind, path), task.loss, split=split, correct=task.correct, data=data.shape)
+    rules = METHODS[method].build(Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.5)))
+    double = lambda leaf: leaf.to(torch.float64)  # noqa: E731
+    start = tree.map(lambda leaf: double(leaf) + 0.1, net.init(torch.Generator().manual_seed(1)))
+    server = rules.server.init(ours, start, 10.0)
+    down = wire.dense(rules.server.broadcast(server))
+    states = tree.stack(
+        [tree.map(double, rules.client.init(ours, down, torch.Generator().manual_seed(int(c)))) for c in CLIENTS]
+    )
+    for number in range(2):
+        batches = gather(data, CLIENTS, rules.client.phases, 1, number)
+        sent = for_returning(down)
+        expected = plainly(bound(rules.client.update, theirs), sent, states, batches)
+        sent_up = tree.flatten(wire.dense_each(expected))
+        assert max(float((leaf - 0.1).abs().max()) for leaf in sent_up.values() if leaf.numel()) > 1e-3  # it is not 0
+        for way in ENGINES:
+            assert gap(way.train(bound(rules.client.update, ours), sent, states, batches), expected) < 1e-10, way
+        states, uploads = expected
+        server = rules.server.update(server, reduce(wire.dense_each(uploads), batches.examples), number)
+        down = wire.dense(rules.server.broadcast(server))
+
+
+NO_HEAD = {"fedbn", "fedrod", "feddbe", "fedproto", "fedpac"}  # their personal part is one that a base has frozen
+HEADED = {*NO_HEAD, "fedavg", "fedper", "fedrep", "fedsim", "ditto"}
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in NO_HEAD])
+def test_gpt2_with_every_method(method: str, path: Path) -> None:
+    """Its linear layers are Conv1D, with fused query, key and value."""
+    check(method, "gpt2", path, PERSONAL.get(method))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalt", "fedsim", "ditto", "finetune", "local"])
+def test_llama(method: str, path: Path) -> None:
+    check(method, "llama", path, "lora_B" if method in PERSONAL else None)
+
+
+@pytest.mark.parametrize("method", sorted(HEADED))
+def test_bert_with_a_head_that_is_trained_too(method: str, path: Path) -> None:
+    check(method, "bert", path, {"fedsim": "lora_B", "fedavg": None, "ditto": None}.get(method, "output"))
+
+
+def test_fedavg_and_fedalt_are_a_loop_with_peft_and_torchs_own_optimizer(path: Path) -> None:
+    """One step of everyone on all of its texts:  u ← Σ p_i (u − γ ∇_u f_i(u, v_i⁺)),  v_i⁺ = v_i − γ_v ∇_v f_i(u, v_i).
+
+    FedAvg is FedAlt with nothing personal. Written with `peft`, `torch.optim.SGD` and `cross_entropy` alone.
+    """
+    net, split, data = adapted("gpt2", path, personal="lora_B")
+    task = task_named(data.task)
+    start = tree.map(lambda leaf: leaf.double() + 0.1, net.init(torch.Generator().manual_seed(1)))
+    ours = Problem(net, task.loss, split=split, correct=task.correct, data=data.shape)
+    work = Training(work=Steps(epochs=1, batch=8), optimizer=Sgd(lr=0.5))
+    for method in ("fedavg", "fedalt"):
+        rules = METHODS[method].build(work, **({"personal_lr": 0.25} if method == "fedalt" else {}))
+        server = rules.server.init(ours, start, 10.0)
+        down = wire.dense(rules.server.broadcast(server))
+        states = tree.stack([rules.client.init(ours, down, torch.Generator()) for _ in CLIENTS])
+        batches = gather(data, CLIENTS, rules.client.phases, 1, 0)
+        update = bound(rules.client.update, ours)
+        states, uploads = ENGINES[0].train(update, for_returning(down), states, batches)
+        server = rules.server.update(server, reduce(wire.dense_each(uploads), batches.examples), 0)
+        found = wire.dense(rules.server.broadcast(server))
+        model = peft_model("gpt2", path)
+        mean: dict[str, torch.Tensor] = {}
+        for client in CLIENTS:
+            mine = torch.from_numpy(data.train[client])
+            model.load_state_dict({in_peft(name): value for name, value in start.items()}, strict=False)
+            steps = [("lora_B", 0.25), ("lora_A", 0.5)] if method == "fedalt" else [("lora_", 0.5)]
+            for part, rate in steps:
+                values = {name: value for name, value in model.named_parameters() if part in name}
+                optimizer = torch.optim.SGD(values.values(), lr=rate)
+                optimizer.zero_grad()
+                scores, targets = model(input_ids=data.x[mine]).logits, data.y[mine]
+                each = torch.nn.functional.cross_entropy(scores.mT, targets, reduction="none", ignore_index=-1)
+                (each.sum(1) / (targets >= 0).sum(1)).mean().backward()
+                optimizer.step()
+            own = {name: value.detach().clone() for name, value in model.named_parameters() if "lora_" in name}
+            for name, value in own.items():
+                mean[name] = mean.get(name, 0.0) + value * len(mine) / len(data.x)
+            if method == "fedalt":
+                kept = {name: states.personal[name][client] for name in states.personal}
+                assert max(float((own[in_peft(n)] - v).abs().max()) for n, v in kept.items()) < 1e-10
+        shared = found.shared if method == "fedalt" else found.model
+        assert max(float((mean[in_peft(name)] - value).abs().max()) for name, value in shared.items()) < 1e-10
+        assert max(float((start[name] - value).abs().max()) for name, value in shared.items()) > 1e-3
+
+
+class Watch(TorchDispatchMode):
+    """Writes down the shape of everything that is computed, and what memory it takes beyond views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {value.untyped_storage().data_ptr() for value in tree_leaves(args) if isinstance(value, torch.Tensor)}
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in given:
+                self.made.append(value.shape)
+        return result
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_stack_goes_through_the_base_as_one_batch(kind: Kind, path: Path) -> None:
+    """For n clients: n times the work of one, in as many calls; no weight of the base copied, none has a gradient."""
+    net, _, data = adapted(kind, path, rank=1)
+    problem = Problem(net, task_named(data.task).loss, data=data.shape)
+    rules = METHODS["fedavg"].build(Training(work=Steps(steps=1, batch=1), optimizer=Sgd(lr=0.5)))
+    start = tree.map(lambda leaf: leaf.double(), net.init(torch.Generator().manual_seed(1)))
+    down = wire.dense(rules.server.broadcast(rules.server.init(problem, start, 10.0)))
+    update, sent = bound(rules.client.update, problem), for_returning(down)
+    flops, calls, lengths = {}, {}, set()
+    for count in (1, 3):
+        states = tree.stack([rules.client.init(problem, down, torch.Generator()) for _ in range(count)])
+        batches = gather(data, CLIENTS[:count], rules.client.phases, 1, 0)
+        with FlopCounterMode(display=False) as counter:
+            Engine("stacked", 8).train(update, sent, states, batches)
+        flops[count] = counter.get_total_flops()
+        with Watch() as seen:
+            Engine("stacked", 8).train(update, sent, states, batches)
+        calls[count], lengths = len(seen.made), {tuple(shape) for shape in seen.made}
+    assert flops[3] == 3 * flops[1]
+    assert calls[3] <= calls[1] + 10
+    constants = {value.shape for name, value in net.module().named_parameters() if name not in net.shapes}
+    matrices = {shape for shape in constants if len(shape) == 2 and 1 not in shape}
+    for rows, columns in matrices:
+        for copied in ((rows, columns), (columns, rows), (3, rows, columns), (3, columns, rows)):
+            assert copied not in lengths, f"{copied} is as large as a weight of the base"
+
+
+def test_chunks_count_what_a_frozen_base_keeps(path: Path) -> None:
+    """A client's activations of a batch, as counted when the network was tried, are of the memory that it takes."""
+    net, _, data = adapted("llama", path)
+    problem = Problem(net, task_named(data.task).loss, data=data.shape)
+    assert net.constant
+    # Of two layers: what attention looks at [heads, length, length], and three times [length, 12] of the MLP's.
+    assert net.sample_bytes > 2 * 4 * (2 * LENGTH * LENGTH + 3 * LENGTH * 12)
+    copies, cpu = 8 * 4 * net.parameters, torch.device("cpu")
+    for batch in (1, 16, 64):
+        one = copies + max(copies, batch * net.sample_bytes)
+        assert Engine.fitted(problem, "stacked", 20 * one, cpu, batch=batch).chunk == 20
+    assert largest_batch(data, {"a": Steps(epochs=1, batch=4), "b": Steps(steps=1, batch=None)}) == 6
+    assert largest_batch(data, {"a": Steps(epochs=1, batch=4)}) == 4
