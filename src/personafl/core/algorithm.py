@@ -198,12 +198,10 @@ class ServerRule(ABC):
     without uploads, by `again`.
     """
 
-    # Whether uploads are changes of what was sent, and their mean is all that is used: then late ones may be
-    # discounted, and some be dropped.
+    # Whether uploads are changes of what was sent, of which only the mean is used: late ones may count less, or nothing.
     averages: ClassVar[bool] = False
     needs_each: ClassVar[bool] = False  # whether `join` looks at single uploads: else they may be summed before
-    # `collect(uploads, weights)`: `join` of all uploads, [1, …] each, that can be looked at again; None: one by one.
-    collect: ClassVar[Callable[..., Reduced] | None] = None
+    collect: ClassVar[Callable[..., Reduced] | None] = None  # `join` of all, [1, …] each, that can be looked at again
     steps_alone: ClassVar[bool] = False  # whether a round without uploads is a step all the same
 
     @abstractmethod
