@@ -198,7 +198,7 @@ class ServerRule(ABC):
     without uploads, by `again`.
     """
 
-    # Whether uploads are changes of what was sent, of which only the mean is used: late ones may count less, or nothing.
+    # Whether uploads are changes of what was sent, of which the mean alone is used: late ones may count less, or 0.
     averages: ClassVar[bool] = False
     needs_each: ClassVar[bool] = False  # whether `join` looks at single uploads: else they may be summed before
     collect: ClassVar[Callable[..., Reduced] | None] = None  # `join` of all, [1, …] each, that can be looked at again
