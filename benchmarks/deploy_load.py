@@ -36,7 +36,7 @@ COMMAND = [sys.executable, "-c", "from personafl.cli import main; main()"]
 SAMPLES = 10
 HEAD = (
     *("devices", "MB", "rounds", "updates/s", "MB/s", "server s/GB", "devices s/GB"),
-    *("peak MB", "p50 ms", "p95 ms", "enrol s", "busy"),
+    *("peak MB", "own MB", "p50 ms", "p95 ms", "enrol s", "busy"),
 )
 
 
@@ -216,8 +216,8 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def peak_mb(process: int) -> int:
-    return int(Path(f"/proc/{process}/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
+def memory_mb(process: int, what: str) -> int:
+    return int(Path(f"/proc/{process}/status").read_text().partition(f"{what}:")[2].split()[0]) // 1024
 
 
 def free_port() -> int:
@@ -253,10 +253,10 @@ def measure(options: argparse.Namespace, devices: int, certificates: Path) -> di
                 child.start()
                 pipes.append(mine)
                 children.append(child)
-            cpu, peak, enrolled = 0.0, 0, 0.0
+            cpu, peak, own, enrolled = 0.0, 0, 0, 0.0
             while server.poll() is None:
                 try:
-                    peak = peak_mb(server.pid)
+                    peak, own = memory_mb(server.pid, "VmHWM"), max(own, memory_mb(server.pid, "RssAnon"))
                     if not (folder / "run" / "deployed.json").exists():  # after the last round
                         cpu = cpu_seconds(server.pid)
                     if not enrolled and (folder / "run" / "checkpoint.json").exists():
@@ -289,6 +289,7 @@ def measure(options: argparse.Namespace, devices: int, certificates: Path) -> di
         "server s/GB": round((cpu - enrolled) / (updates * size / 1000), 1),
         "devices s/GB": round(sum(one["cpu"] for one in found) / (updates * size / 1000), 1),
         "peak MB": peak,
+        "own MB": own,
         "p50 ms": round(1000 * latency[len(latency) // 2]),
         "p95 ms": round(1000 * latency[len(latency) * 95 // 100]),
         "enrol s": round(opened[0] - began, 1),

@@ -82,8 +82,8 @@ def test_updates_are_looked_at_where_they_are_on_the_disk(tmp_path: Path, monkey
             run.train(number)
             run.settle(number)
         updates, taken = run.rounds._updates, run.rounds._open.taken
-        for number, named in updates.mapped(taken):
-            again = wire.decode_named(updates.read(number, taken[number]))
+        for number, digest in taken.items():
+            named, again = updates.mapped(number, digest), wire.decode_named(updates.read(number, digest))
             assert named.keys() == again.keys()
             assert all(torch.equal(named[name], leaf) for name, leaf in again.items())
         monkeypatch.setattr(wire, "decode_named", lambda data: pytest.fail("it was read into memory"))

@@ -198,10 +198,10 @@ class ServerRule(ABC):
     without uploads, by `again`.
     """
 
-    # Whether uploads are changes of what was sent, and their mean is all that is used: then late ones may be
-    # discounted, and some be dropped.
+    # Whether uploads are changes of what was sent, of which the mean alone is used: late ones may count less, or 0.
     averages: ClassVar[bool] = False
     needs_each: ClassVar[bool] = False  # whether `join` looks at single uploads: else they may be summed before
+    collect: ClassVar[Callable[..., Reduced] | None] = None  # `join` of all, [1, …] each, that can be looked at again
     steps_alone: ClassVar[bool] = False  # whether a round without uploads is a step all the same
 
     @abstractmethod

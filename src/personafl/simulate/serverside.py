@@ -7,7 +7,7 @@ cloud, and so has a server process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,6 +84,11 @@ class ServerSide:
         if self.rule.join_from is not None:
             return self.rule.join_from(self.state, joined, wire.dense_each(uploads), clients, number)
         return self.rule.join(self.state, joined, wire.dense_each(uploads), self.weighing(clients))
+
+    @enabled()
+    def collected(self, uploads: Sequence[Tree], clients: Clients) -> Reduced | None:
+        """Join uploads that can be looked at again, dense and [1, …] each; None: they are to be joined one by one."""
+        return None if self.rule.collect is None else self.rule.collect(uploads, self.weighing(clients))
 
     def tried(self, uploads: Iterable[tuple[Clients, Tree]], number: int) -> Tree:
         """Return what would be sent after a round with these uploads, chunk by chunk; nothing is changed."""

@@ -195,7 +195,7 @@ class RunDirectory:
         except OSError as error:
             raise BadInput(f"{path}: cannot be read ({error})") from error
         committed = data[: checkpoint.metrics_bytes]
-        whole = len(data) >= checkpoint.metrics_bytes
+        whole = len(data) >= checkpoint.metrics_bytes or (self.path / "result.json").exists()
         if whole and checkpoint.metrics not in (None, zlib.crc32(committed)):
             raise BadInput(f"{path}: was damaged or changed since the checkpoint; put a copy back, or begin a new run")
         return data if more else committed

@@ -32,8 +32,8 @@ OnRefusal = Callable[[str, Refused], None]  # (whose message, why): for the log
 _RESERVE = 64  # file descriptors for the journal, updates and checkpoints, and for connections that are being refused
 _FILES = 2**16  # as many as are used where the system allows it
 _HEADER_SECONDS = 10.0
-_SENDING = 32  # chunks of answers that are sent at the same time
-_PROMPT = 1.0  # seconds after which a chunk that its peer does not read is not counted among them
+_SENDING = 32  # payloads of answers that are sent at the same time
+_PROMPT = 1.0  # seconds after which one that is not through is not counted among them
 _ROOM_SECONDS = 10.0  # that whoever is next to send a payload waits for room
 _OPTIONS = [
     *OPTIONS,
@@ -42,6 +42,7 @@ _OPTIONS = [
     ("grpc.max_connection_idle_ms", 20_000),  # without a call
     ("grpc.max_concurrent_streams", AT_ONCE),  # of a connection
     ("grpc.max_metadata_size", 8 * 2**10),
+    ("grpc.experimental.tcp_max_read_buffer_size", 8 * 2**10),  # which a connection keeps; else as large as ever came
     ("grpc.http2.bdp_probe", 0),  # else each sender that waits for its turn has a whole chunk in memory here
     ("grpc.keepalive_time_ms", 10_000),  # finds connections whose other end is gone
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -118,22 +119,28 @@ class _Answers:
             self.callers.weigh(identity.name, len(reply.payload))
         sent = frames(reply, offset=_agreed(reply, have))
         await context.write(next(sent))
-        for chunk in sent:
-            await self._send(chunk, context)
+        if reply.payload:
+            async with self._turn():
+                for chunk in sent:
+                    await context.write(chunk)
 
     async def _refuse(self, who: str, refused: Refused, context: Any) -> None:
         self.on_refusal(who, refused)
         for frame in frames(Said(messages.Refusal(code=refused.code, text=refused.text[:2000]))):
             await context.write(frame)
 
-    async def _send(self, chunk: bytes, context: Any) -> None:
-        """Send a chunk; few at a time, for each is copied, and a round begins for all devices at once."""
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for a turn to send a payload: a round begins for all devices at once, and each takes memory meanwhile.
+
+        One that takes long does not count any more.
+        """
         await self.sending.acquire()
         with contextlib.ExitStack() as counted:
             counted.callback(self.sending.release)
             slow = asyncio.get_running_loop().call_later(_PROMPT, counted.close)
             counted.callback(slow.cancel)
-            await context.write(chunk)
+            yield
 
     async def _answer(self, identity: Identity, incoming: AsyncIterator[bytes]) -> tuple[Said, Part | None]:
         """Return what to say, and what the peer has of it already."""

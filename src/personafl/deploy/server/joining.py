@@ -1,6 +1,7 @@
 """From the updates that a round has taken to what a server's rule is given, and back to whose each of them was."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,23 +18,50 @@ from personafl.uploads.robust import CLIPPED, FAR, LEFT_OUT, Robust
 def joined(server: ServerSide, updates: Updates, taken: Mapping[int, str], likes: Sequence[Tree]) -> Reduced | None:
     """Join the updates that were taken, given their digests, one by one, in the order of a simulator that trains so.
 
-    A rule that needs each of them is given them where they are: in the file, of which memory has what is looked at.
+    A rule that looks at each of them does that where they are: in the file, of which memory has what is looked at.
     """
     found: Reduced | None = None
-    for which, numbers in _in_order(taken, server.roster):
-        like, digests = wire.dense(likes[which]), {number: taken[number] for number in numbers.tolist()}
-        sent: Iterable[tuple[int, Tree]]
-        if server.rule.needs_each:
-            sent = ((number, wire.from_named(named, like)) for number, named in updates.mapped(digests))
-        else:
-            sent = ((number, wire.decode(data, like)) for number, data in updates.read_all(digests))
-        for number, upload in sent:
-            dense = tree.map(lambda leaf: leaf.unsqueeze(0), wire.dense(upload))
-            found = server.join(found, dense, np.array([number]))
+    order = [(which, number) for which, group in _in_order(taken, server.roster) for number in group.tolist()]
+    numbers = np.array([number for _, number in order], dtype=np.int64)
+    kept = _Kept(updates, taken, order, [wire.dense(like) for like in likes])
+    if order and (found := server.collected(kept, numbers)) is not None:
+        return found
+    sent = iter(kept) if server.rule.needs_each else kept.read()
+    for number, upload in zip(numbers, sent, strict=True):
+        found = server.join(found, upload, np.array([number]))
     if found is None and server.rule.steps_alone:
         nobody = tree.map(lambda leaf: leaf.unsqueeze(0)[:0], wire.dense(likes[0]))
         found = server.join(None, nobody, np.zeros(0, dtype=np.int64))
     return found
+
+
+class _Kept(Sequence[Tree]):
+    """Updates that were taken, dense and [1, …] each: in the file, as often as they are looked at."""
+
+    def __init__(
+        self, updates: Updates, taken: Mapping[int, str], order: Sequence[tuple[int, int]], likes: Sequence[Tree]
+    ) -> None:
+        self._updates, self._digests, self._order, self._likes = updates, taken, order, likes
+        self._looked: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, place: Any) -> Any:
+        which, number = self._order[place]
+        named = self._updates.mapped(number, self._digests[number], number in self._looked)
+        self._looked.add(number)
+        return _one(wire.from_named(named, self._likes[which]))
+
+    def read(self) -> Iterator[Tree]:
+        """Yield them as they are read into memory; the next one is meanwhile."""
+        read = self._updates.read_all({number: self._digests[number] for _, number in self._order})
+        for (which, _), (_, data) in zip(self._order, read, strict=True):
+            yield _one(wire.decode(data, self._likes[which]))
+
+
+def _one(upload: Tree) -> Tree:
+    return tree.map(lambda leaf: leaf.unsqueeze(0), wire.dense(upload))
 
 
 def fates(state: Tree, taken: Iterable[int], roster: Roster) -> Fates:

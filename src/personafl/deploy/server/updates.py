@@ -111,17 +111,15 @@ class Updates:
             for last, data in ahead:
                 yield last, data.result()
 
-    def mapped(self, digests: Mapping[int, str]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Yield the tensors of these updates in their order, as they are in the file, which stays meanwhile."""
-        memory = memoryview(_map(self._path))
-        for number, digest in digests.items():
-            if number not in self._places:
-                yield number, wire.decode_named(self.read(number, digest))
-                continue
-            begin, size = self._places[number]
-            data = memory[begin : begin + size]
+    def mapped(self, number: int, digest: str, again: bool = False) -> dict[str, Tensor]:
+        """Return the tensors of an update where they are in the file; hashed, but not `again`."""
+        if number not in self._places:
+            return wire.decode_named(self.read(number, digest))
+        begin, size = self._places[number]
+        data = _map(self._path, begin, size)
+        if not again:
             check_same(self._path, data, digest)
-            yield number, _views(data)
+        return _views(data)
 
     def clear(self) -> None:
         """Remove them all."""
@@ -154,12 +152,15 @@ def check_same(path: Path, data: bytes | memoryview, digest: str) -> None:
         )
 
 
-def _map(path: Path) -> bytes | mmap.mmap:
-    """Return a file as memory, read as it is looked at; nothing, if it was lost."""
-    if not path.exists() or not path.stat().st_size:
-        return b""
-    with storage(path), path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors are of memory that may be written
+def _map(path: Path, begin: int, size: int) -> memoryview:
+    """Return a piece of a file as memory, read as it is looked at; less, if the file was cut."""
+    first = begin - begin % mmap.ALLOCATIONGRANULARITY
+    end = min(begin + size, path.stat().st_size if path.exists() else 0)
+    if end <= begin:
+        return memoryview(b"")
+    with storage(path), path.open("rb") as file:  # tensors are of memory that may be written
+        whole = memoryview(mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first))
+    return whole[begin - first :]
 
 
 def _views(data: memoryview) -> dict[str, Tensor]:
