@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from personafl.core import algorithm, batches, descend, losses, net, prox, samples, seam
+from personafl.core import batches, descend, losses, net, prox, reduced, samples, seam
 from personafl.fast import gradient, minibatches, network, singular, sums, training
 from personafl.fast import losses as stacked_losses
 from personafl.fast import samples as stacked_samples
@@ -21,7 +21,7 @@ FASTER: seam.Table = {
     losses.mean_of_real: stacked_losses.mean_of_real,
     losses.divergence: stacked_losses.divergence,
     losses.cross_entropy: stacked_losses.cross_entropy,
-    algorithm.weighted_sum: sums.weighted_sum,
+    reduced.weighted_sum: sums.weighted_sum,
     prox.nuclear: singular.nuclear,
     samples.clipped_sums: stacked_samples.clipped_sums,
     samples.noisy_mean: stacked_samples.noisy_mean,
