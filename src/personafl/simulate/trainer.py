@@ -167,8 +167,8 @@ class Trainer:
         if chunk.what == "offline":
             return _alone(rule.offline, problem)
         if chunk.what == "training":
-            return _addressed(bound(rule.update, problem), for_returning)
-        return _addressed(bound(rule.personalize, problem))
+            return addressed_to(bound(rule.update, problem), for_returning)
+        return addressed_to(bound(rule.personalize, problem))
 
     def _data(self, chunk: Chunk) -> Data:
         """Return the batches of a chunk."""
@@ -231,15 +231,15 @@ def bound(rule: Any, problem: Problem) -> Any:
     return function
 
 
-def _addressed(function: Any, received: Callable[[Tree], Tree] = lambda message: message) -> Any:
+def addressed_to(function: Any, received: Callable[[Tree], Tree] = lambda message: message) -> Any:
     """Return a client rule's function for one problem with what is the client's own beside its state."""
 
     @functools.wraps(function)
-    def addressed(down: Tree, beside: tuple[Own, Tree], data: Data) -> Any:
+    def own_first(down: Tree, beside: tuple[Own, Tree], data: Data) -> Any:
         own, state = beside
         return function(received(given(down, own)), state, data)
 
-    return addressed
+    return own_first
 
 
 def _alone(rule: Any, problem: Problem) -> Any:
