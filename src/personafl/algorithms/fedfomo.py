@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from personafl.algorithms.personal import Personal, fine_tuning, retrained
-from personafl.algorithms.rows import rows_of, with_rows
+from personafl.algorithms.rows import rows_of, seed_of, with_rows
 from personafl.algorithms.slots import looked_at
 from personafl.algorithms.training import Count, Rate, Training, TunedClient
 from personafl.core import rng, tree
@@ -168,7 +168,7 @@ class FomoServer(ServerRule):
         like = next(iter(start.values()))
         nobodys = torch.zeros(0, dtype=torch.int64, device=like.device)
         models = {name: value.new_zeros(0, *value.shape) for name, value in start.items()}
-        rounds, seed = torch.zeros_like(nobodys.sum()), torch.tensor(rng.seed_of(start), device=like.device)
+        rounds, seed = torch.zeros_like(nobodys.sum()), torch.tensor(seed_of(start), device=like.device)
         return FomoState(start, nobodys, models, like.new_zeros(0, 0), rounds, seed)
 
     def broadcast(self, state: FomoState) -> Others:

@@ -31,7 +31,7 @@ from torch.func import vjp
 from personafl.algorithms.averaging import Model
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.personal import Personal, fine_tuning
-from personafl.algorithms.rows import rows_of, with_rows
+from personafl.algorithms.rows import rows_of, seed_of, with_rows
 from personafl.algorithms.training import LIKE_LR, Between, Count, Rate, Training, TunedClient, tunes
 from personafl.core import rng, tree
 from personafl.core.algorithm import Algorithm, Empty, Own, Problem, Reduced, ServerRule, mean_dtypes
@@ -94,7 +94,7 @@ class HyperServer(ServerRule):
 
     def init(self, problem: Problem, start: Params, population: float) -> HyperState:
         """Draw the layers; every model is the start."""
-        seed, like = rng.seed_of(start), next(iter(start.values()))
+        seed, like = seed_of(start), next(iter(start.values()))
         layers: Params = {}
         for number in range(self.layers):
             wide, gain = (self.size, 1.0) if number == 0 else (self.width, 2.0)

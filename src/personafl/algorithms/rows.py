@@ -1,14 +1,16 @@
 """What methods share whose servers keep something of each client: rows by the clients' numbers, in ascending order.
 
-A client has a row once the server has heard of it, so a server need not know beforehand who will come.
+Such a server draws from a seed that follows from the start. A client has a row once the server has heard of it, so a server need not know beforehand who will come.
 """
 
+import hashlib
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from personafl.core import tree
+from personafl.core.tree import Params
 
 T = TypeVar("T")
 
@@ -32,3 +34,12 @@ def with_rows(known: Tensor, rows: T, clients: Tensor, new: T) -> tuple[Tensor, 
     whose = torch.cat([known[others], clients])
     order = whose.argsort()
     return whose[order], tree.map(lambda leaf, own: torch.cat([leaf[others], own])[order], rows, new)
+
+
+def seed_of(values: Params) -> int:
+    """Return a seed that follows from parameters, for whoever has no other: a drawn start tells runs apart."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, value in values.items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest(), "little") >> 1

@@ -95,12 +95,3 @@ def permutations(sizes: NDArray[np.int64], keys: Words) -> NDArray[np.int64]:
     draws = mix(keys[:, None], positions[None, :])
     draws[positions[None, :] >= sizes[:, None]] = np.iinfo(np.uint64).max
     return np.argsort(draws, axis=1)  # no two hashes of 64 bits are equal, so any kind of sorting gives one order
-
-
-def seed_of(values: dict[str, Tensor]) -> int:
-    """Return a seed that follows from parameters, for whoever has no other: a drawn start tells runs apart."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, value in values.items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return int.from_bytes(digest.digest(), "little") >> 1
