@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from processes import recipe_of, simulated
 from crash_driver import Failpoints, ended, forked
 from personafl.core import tree, wire
 from personafl.deploy.net.messages import Update
+from personafl.deploy.server import updates
 from personafl.deploy.server.going_back import roll_back
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.suspects import ROW
@@ -81,20 +83,41 @@ def test_updates_are_looked_at_where_they_are_on_the_disk(tmp_path: Path, monkey
         for number in range(5):
             run.train(number)
             run.settle(number)
-        updates, taken = run.rounds._updates, run.rounds._open.taken
+        kept, taken = run.rounds._updates, run.rounds._open.taken
         for number, digest in taken.items():
-            named, again = updates.mapped(number, digest), wire.decode_named(updates.read(number, digest))
+            named, again = kept.mapped(number, digest), wire.decode_named(kept.read(number, digest))
             assert named.keys() == again.keys()
             assert all(torch.equal(named[name], leaf) for name, leaf in again.items())
         monkeypatch.setattr(wire, "decode_named", lambda data: pytest.fail("it was read into memory"))
         assert run.rounds._joined() is not None
-        path = updates._path
+        path = kept._path
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         with pytest.raises(BadInput, match="was lost or damaged since it was accepted"):
             run.rounds._joined()
         path.unlink()
         with pytest.raises(BadInput, match="was lost or damaged since it was accepted"):
             run.rounds._joined()
+
+
+def test_a_rule_that_compares_updates_takes_one_file_descriptor_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each map of a piece has one of its own while it is held, and connections leave few: large rounds would fail."""
+    alive: list[Any] = []
+    most = [0]
+    mapped = updates._map
+
+    def spy(path: Path, begin: int, size: int) -> memoryview:
+        found = mapped(path, begin, size)
+        alive.append(weakref.ref(found.obj))
+        most[0] = max(most[0], sum(one() is not None for one in alive))
+        return found
+
+    monkeypatch.setattr(updates, "_map", spy)
+    with Offline(robust_recipe("nnm", rounds=1), tmp_path) as run:
+        run.go_on()
+    assert len(alive) >= 5
+    assert most[0] <= 2
 
 
 @pytest.mark.parametrize("rule", tiered(["default", "centered"], ["centered"]))
