@@ -6,6 +6,7 @@ Weights are mapped from their files (safetensors): processes on a machine have o
 
 import functools
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,7 +146,24 @@ def base_folder(source: str) -> Path:
             f"model.source: {folder} has no weights in *.safetensors; write them with save_pretrained(FOLDER) of "
             "transformers"
         )
+    if (folder / "adapter_config.json").exists():  # transformers would put these in, where peft is installed
+        raise BadInput(
+            f"model.source: {folder} has adapters beside the model (adapter_config.json); move them to a folder of "
+            "their own, and start from them with model.adapter_from"
+        )
+    _check_inside(folder)
     return folder.resolve()
+
+
+def _check_inside(folder: Path) -> None:
+    """Fail if weights are said to be in other files than those of the folder, which the fingerprint is of."""
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadInput(f"model.source: {index} cannot be read; save the model again") from error
+        if outside := sorted(names - {path.name for path in folder.glob("*.safetensors")}):
+            raise BadInput(f"model.source: {index} names {outside[0]!r}, which is no file of weights beside it")
 
 
 def fingerprint(folder: Path) -> str:
