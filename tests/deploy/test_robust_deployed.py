@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from offline import QUICK, Offline, identity
+from offline import QUICK, Maps, Offline, identity
 from processes import recipe_of, simulated
 
 from crash_driver import Failpoints, ended, forked
 from personafl.core import tree, wire
 from personafl.deploy.net.messages import Update
-from personafl.deploy.server import updates
 from personafl.deploy.server.going_back import roll_back
 from personafl.deploy.server.rounds import Rounds
 from personafl.deploy.server.suspects import ROW
@@ -103,21 +101,11 @@ def test_a_rule_that_compares_updates_takes_one_file_descriptor_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each map of a piece has one of its own while it is held, and connections leave few: large rounds would fail."""
-    alive: list[Any] = []
-    most = [0]
-    mapped = updates._map
-
-    def spy(path: Path, begin: int, size: int) -> memoryview:
-        found = mapped(path, begin, size)
-        alive.append(weakref.ref(found.obj))
-        most[0] = max(most[0], sum(one() is not None for one in alive))
-        return found
-
-    monkeypatch.setattr(updates, "_map", spy)
+    maps = Maps(monkeypatch)
     with Offline(robust_recipe("nnm", rounds=1), tmp_path) as run:
         run.go_on()
-    assert len(alive) >= 5
-    assert most[0] <= 2
+    assert maps.made >= 5
+    assert maps.most <= 2
 
 
 @pytest.mark.parametrize("rule", tiered(["default", "centered"], ["centered"]))
