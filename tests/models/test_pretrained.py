@@ -137,7 +137,7 @@ def test_a_classifiers_head_is_drawn_from_the_runs_seed(path: Path) -> None:
         made(folder("gpt2", path), other, **LORA)
 
 
-def test_another_base_is_refused(path: Path, tmp_path: Path) -> None:
+def test_another_base_is_refused(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe that a run keeps has the digest of its base, and so has what is exported."""
     source = tmp_path / "base"
     shutil.copytree(folder("llama", path), source)
@@ -145,6 +145,11 @@ def test_another_base_is_refused(path: Path, tmp_path: Path) -> None:
     again = Recipe.parse(recipe.model_dump(mode="json", exclude_none=True)).anchored()
     assert again.model == recipe.model
     assert len(recipe.model.options["sha256"]) == 64
+    monkeypatch.chdir(tmp_path)
+    own = {"devices": [{"share": 0.5, "model": {"source": "base"}}, {"share": 0.5}]}
+    profile = Recipe.parse({"method": "quped", **own}).anchored().devices[0].model
+    assert profile is not None
+    assert profile.options == {"source": str(source), "sha256": recipe.model.options["sha256"]}
     make_net_and_split(recipe.model, tokens("next-token"))
     shutil.copyfile(Path(folder("llama", path, seed=1)) / "model.safetensors", source / "model.safetensors")
     with pytest.raises(BadInput, match=r"the model in .*base is another one, of SHA-256 .* was used before"):
