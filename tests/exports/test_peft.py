@@ -100,9 +100,27 @@ def test_training_starts_from_a_folder_of_pefts(kind: Kind, path: Path, tmp_path
         assert float((net.apply(start, data.x) - Logits(model)(data.x)).abs().max()) < 1e-5  # its file is float32 or so
     known = record.anchored()
     assert (known.rank, known.alpha) == (2, 3.0)
+    assert known.anchored() == known
     assert make_net_and_split(known, data)[0].shapes == net.shapes
     with pytest.raises(BadInput, match=r"model.rank: is 2 in .*theirs; remove it here"):
         SharedNetwork(**source, rank=3, adapter_from=str(tmp_path / "theirs")).anchored()
+
+
+def test_other_adapters_in_the_folder_are_refused_by_a_run_and_a_file_of_it(path: Path, tmp_path: Path) -> None:
+    """With A frozen they are in no checkpoint and no file: a run would go on with others, and a file be another."""
+    theirs = tmp_path / "theirs"
+    peft_model("llama", path).save_pretrained(theirs)
+    result, x = trained(
+        "llama", path, tmp_path / "run", "fedavg", adapter_from=str(theirs), frozen="lora_A", rank=None, alpha=None,
+        targets=None,
+    )  # fmt: skip
+    (file,) = (each.file for each in result.export(tmp_path / "out").models)
+    personafl.load_model(file)(torch.from_numpy(x))
+    torch.manual_seed(1)
+    peft_model("llama", path).save_pretrained(theirs)
+    for again in (lambda: personafl.load_model(file), lambda: result.extend(3)):
+        with pytest.raises(BadInput, match=r"model.adapter_from: the model in .*theirs is another one, of SHA-256"):
+            again()
 
 
 def test_what_is_refused(path: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from personafl.core.split import listed
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 from personafl.models.adapters import LowRank, is_conv1d
-from personafl.models.pretrained import Pretrained
+from personafl.models.pretrained import Pretrained, checked_fingerprint
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ROOT = "base_model.model."
@@ -67,6 +67,11 @@ def told(folder: str) -> dict[str, Any]:
     if rank < 1 or not 0 < alpha < math.inf:
         raise BadInput(f"{_WHERE}: {folder}/{CONFIG} has r = {rank}, lora_alpha = {alpha:g}; both must be above 0")
     return {"rank": rank, "alpha": alpha, "targets": names}
+
+
+def same(folder: str, sha256: str | None) -> str:
+    """Return the SHA-256 of a folder; fail if it is not that of before, if there was one."""
+    return checked_fingerprint(_WHERE, Path(folder).expanduser(), sha256, CONFIG)
 
 
 def put_in(module: nn.Module, folder: str) -> None:

@@ -49,12 +49,7 @@ class Pretrained(nn.Module):
         if task not in _AUTO:
             raise BadInput(f"model.source: is for {' and '.join(_AUTO)}, and the task of this data is {task}")
         folder = base_folder(source)
-        found = fingerprint(folder)
-        if sha256 not in (None, found):
-            raise BadInput(
-                f"model.source: the model in {folder} is another one, of SHA-256 {found[:12]}…, and "
-                f"{str(sha256)[:12]}… was used before; give the folder of that one"
-            )
+        found = checked_fingerprint("model.source", folder, sha256)
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
         self.source = str(folder)
@@ -166,10 +161,21 @@ def _check_inside(folder: Path) -> None:
             raise BadInput(f"model.source: {index} names {outside[0]!r}, which is no file of weights beside it")
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, config: str = "config.json") -> str:
     """Return the SHA-256 of a model's configuration and weights."""
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    files = [folder / config, *sorted(folder.glob("*.safetensors"))]
     return _digest(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
+def checked_fingerprint(where: str, folder: Path, known: str | None, config: str = "config.json") -> str:
+    """Return the same; fail if it is not that of before, if there was one."""
+    found = fingerprint(folder, config)
+    if known not in (None, found):
+        raise BadInput(
+            f"{where}: the model in {folder} is another one, of SHA-256 {found[:12]}…, and {str(known)[:12]}… was used "
+            "before; give the folder of that one"
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=8)

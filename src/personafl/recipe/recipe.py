@@ -201,7 +201,8 @@ class Recipe(Strict):
         """
         if not self.pretrain.rounds:
             return None
-        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen", "adapter_from"))
+        lora = ("rank", "alpha", "targets", "adapter_from", "adapter_sha256")
+        own = dict.fromkeys(("personal", "adapter", "frozen", *lora))
         return self.model_copy(
             update={
                 "rounds": self.pretrain.rounds,
