@@ -76,6 +76,26 @@ def test_it_is_the_definition(name: str) -> None:
         torch.testing.assert_close(both, together, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("frozen", ["bias", "weight", "0", "3"])
+@pytest.mark.parametrize("name", ["perceptron", "cnn"])
+def test_with_frozen_parameters_too(name: str, frozen: str) -> None:
+    """Of all layers biases alone are trained, or weights, or a layer is not."""
+
+    def make() -> nn.Module:
+        module = NETS[name]()
+        for path, value in module.named_parameters():
+            value.requires_grad_(frozen not in path.split("."))
+        return module  # type: ignore[no-any-return]
+
+    net = Net(make).to(torch.device("cpu"), torch.float64)
+    params = {n: v.double() for n, v in net.init(torch.Generator().manual_seed(1)).items()}
+    batch, clip = Batch(*(part[1] for part in some(2, 5)[:4])), torch.tensor(0.4, dtype=torch.float64)
+    objective = MeanLoss(net, cross_entropy)
+    expected = definition(clipped_sums)(objective, params, batch, clip, None)[0]
+    found = samples.clipped_sums(objective, params, batch, clip, None)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def test_patches_are_copied_at_once_and_nothing_large_is_turned() -> None:
     """`im2col` starts a kernel for each image on a GPU, and a copy of all patches takes as long as the products.
 

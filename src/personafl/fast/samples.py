@@ -103,7 +103,7 @@ def _plain(objective: Any) -> bool:
     """Say whether an objective is a known loss of a chain of known layers."""
     if not isinstance(objective, MeanLoss) or objective.loss not in _LOSSES:
         return False
-    return all(_known(layer) for _, layer in _layers(objective.net))
+    return all(_known(layer) and _whole(objective.net, prefix, layer) for prefix, layer in _layers(objective.net))
 
 
 def _layers(net: Net) -> Iterator[tuple[str, nn.Module]]:
@@ -115,6 +115,12 @@ def _layers(net: Net) -> Iterator[tuple[str, nn.Module]]:
             yield from inside(f"{prefix}.{name}".lstrip("."), child)
 
     return inside("", net._module)
+
+
+def _whole(net: Net, prefix: str, layer: nn.Module) -> bool:
+    """Say whether all parameters of a layer are the network's, or all are frozen."""
+    trained = [f"{prefix}.{name}".lstrip(".") in net.shapes for name, _ in layer.named_parameters()]
+    return all(trained) or not any(trained)
 
 
 def _known(layer: nn.Module) -> bool:
