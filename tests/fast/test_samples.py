@@ -37,7 +37,9 @@ NETS: dict[str, Any] = {
         nn.Linear(6, 3),
     ),
 }
-
+NETS["an activation used twice"] = lambda: nn.Sequential(
+    nn.Flatten(), nn.Linear(64, 5), (act := nn.Tanh()), nn.Linear(5, 4), act, nn.Linear(4, 3)
+)
 
 SHAPES = {"second": (3,), "first": (4, 2), "third": ()}
 
@@ -155,6 +157,11 @@ def test_what_is_not_known_is_not_taken() -> None:
     layers = (Mixing(), nn.Dropout(0.1), nn.GroupNorm(1, 64), nn.BatchNorm1d(64))
     for layer in layers:
         net = Net(lambda layer=layer: nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 3)), buffers="dropped")
+        assert not samples._plain(MeanLoss(net, cross_entropy))
+    one, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    other.weight = one.weight
+    for twice in (one, other):  # a layer, or a weight alone
+        net = Net(nn.Sequential(nn.Flatten(), one, nn.Tanh(), twice, nn.Linear(64, 3)))
         assert not samples._plain(MeanLoss(net, cross_entropy))
     net = Net(NETS["perceptron"])
     assert not samples._plain(MeanLoss(net, lambda scores, y: cross_entropy(scores - scores.mean(0), y)))

@@ -111,16 +111,20 @@ def _layers(net: Net) -> Iterator[tuple[str, nn.Module]]:
         if type(module) is not nn.Sequential:
             yield prefix, module
             return
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # also one that is there twice
+            assert child is not None
             yield from inside(f"{prefix}.{name}".lstrip("."), child)
 
     return inside("", net._module)
 
 
 def _whole(net: Net, prefix: str, layer: nn.Module) -> bool:
-    """Say whether all parameters of a layer are the network's, or all are frozen."""
-    trained = [f"{prefix}.{name}".lstrip(".") in net.shapes for name, _ in layer.named_parameters()]
-    return all(trained) or not any(trained)
+    """Say whether all parameters of a layer are trained, by its own names and no other layer's, or all are frozen."""
+    every = {id(value) for name, value in net._module.named_parameters() if name in net.shapes}
+    found = {
+        (f"{prefix}.{name}".lstrip(".") in net.shapes, id(value) in every) for name, value in layer.named_parameters()
+    }
+    return found <= {(True, True)} or found <= {(False, False)}
 
 
 def _known(layer: nn.Module) -> bool:
