@@ -25,6 +25,7 @@ from personafl.core.samples import clipped_sums as defined
 from personafl.core.samples import noisy_mean as defined_mean
 from personafl.core.seam import definition
 from personafl.core.tree import Params
+from personafl.fast.network import PoolFirst
 from personafl.fast.stack import Outside, stack_around, transformed
 
 _EACH = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity)  # of one number at a time
@@ -108,7 +109,7 @@ def _plain(objective: Any) -> bool:
 
 def _layers(net: Net) -> Iterator[tuple[str, nn.Module]]:
     def inside(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if type(module) is not nn.Sequential:
+        if type(module) not in (nn.Sequential, PoolFirst):
             yield prefix, module
             return
         for name, child in module._modules.items():  # also one that is there twice
