@@ -201,7 +201,8 @@ class Recipe(Strict):
         """
         if not self.pretrain.rounds:
             return None
-        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen", "adapter_from"))
+        lora = ("rank", "alpha", "targets", "adapter_from", "adapter_sha256")
+        own = dict.fromkeys(("personal", "adapter", "frozen", *lora))
         return self.model_copy(
             update={
                 "rounds": self.pretrain.rounds,
@@ -246,6 +247,10 @@ class Recipe(Strict):
         paths = {key: Path(name).expanduser() for key, name in named.items() if name is not None}
         found = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
         changes["data"] = self.data.model_copy(update=found)
+        changes["devices"] = tuple(
+            each if each.model is None else each.model_copy(update={"model": each.model.anchored()})
+            for each in self.devices
+        )
         if self.cloud is not None:
             changes["cloud"] = self.cloud.anchored()
         if self.buffer is not None:
