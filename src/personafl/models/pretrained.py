@@ -1,7 +1,8 @@
 """Models of Hugging Face `transformers` from a folder: tokens in, scores out; read once, and shared by all who use it.
 
 Weights are mapped from their files (safetensors): processes on a machine have one copy of them in memory. Attention is
-`transformers`' written-out one, and its mask is made here, as numbers: both stack over clients (vmap).
+`transformers`' written-out one, and its mask is made here, as numbers: both stack over clients (vmap). Where there is
+no vmap around, whoever calls may have torch's own attention instead (`fused`).
 """
 
 import functools
@@ -31,6 +32,8 @@ class Pretrained(nn.Module):
     """
 
     model: Any
+    apart = True  # a text's scores depend on no other text: those of several clients may be one batch
+    fused = False  # whether attention is torch's own, in one pass, which does not stack: equal up to rounding
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Pretrained(nn.Module):
             )
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
+        _simplify(self.model)
         self.source = str(folder)
         self.classes, self.own_classes = classes, task == "classification"
         self.head = base.head  # names of parameters that are a classifier's own
@@ -84,6 +88,8 @@ class Pretrained(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, length] to scores [batch, length, classes] of the next, or [batch, classes]."""
+        fused = self.fused and self.model._supports_sdpa
+        self.model.config._attn_implementation = "sdpa" if fused else "eager"
         seen = tokens != self.pad if self.hides_pad else torch.ones_like(tokens, dtype=torch.bool)
         length = tokens.shape[1]
         seen = seen[:, None, None, :].expand(-1, 1, length, length)  # [batch, 1, who looks, at what]
@@ -114,6 +120,14 @@ class Pretrained(nn.Module):
             std = getattr(self.model.config, "initializer_range", 0.02)
             with torch.no_grad():
                 value.zero_() if name.endswith("bias") else value.normal_(std=std)
+
+
+def _simplify(model: nn.Module) -> None:
+    """Have torch compute in one pass what `transformers` writes as nine: GELU by tanh."""
+    for layer in list(model.modules()):
+        for name, child in layer.named_children():
+            if type(child).__name__ == "NewGELUActivation":
+                setattr(layer, name, nn.GELU(approximate="tanh"))
 
 
 def _exact(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
