@@ -59,6 +59,7 @@ class Pretrained(nn.Module):
             )
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
+        self._how = "eager"
         _simplify(self.model)
         self.source = str(folder)
         self.classes, self.own_classes = classes, task == "classification"
@@ -88,18 +89,24 @@ class Pretrained(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, length] to scores [batch, length, classes] of the next, or [batch, classes]."""
-        fused = self.fused and self.model._supports_sdpa
-        self.model.config._attn_implementation = "sdpa" if fused else "eager"
-        seen = tokens != self.pad if self.hides_pad else torch.ones_like(tokens, dtype=torch.bool)
-        length = tokens.shape[1]
-        seen = seen[:, None, None, :].expand(-1, 1, length, length)  # [batch, 1, who looks, at what]
-        if self.causal:
-            seen = seen & torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         kind = self.model.dtype
+        # Not in float64: of some models the written-out one has its softmax in float32, and would not be the same.
+        self._attend("sdpa" if self.fused and self.model._supports_sdpa and kind is not torch.float64 else "eager")
+        length = tokens.shape[1]
+        seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=tokens.device)  # [batch, 1, who looks, at what]
+        if self.causal:
+            seen = seen.tril()
+        if self.hides_pad:
+            seen = seen & (tokens != self.pad)[:, None, None, :]
         mask = torch.zeros((), dtype=kind, device=tokens.device).masked_fill(~seen, torch.finfo(kind).min)
         scores: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return scores if self.own_classes else scores[..., : self.classes]
+
+    def _attend(self, how: str) -> None:
+        """Have attention computed so."""
+        if how != self._how:  # to ask the configuration takes as long as a small layer
+            self.model.config._attn_implementation = self._how = how
 
     def freeze(self) -> None:
         """Make everything but a classifier's own layers constant."""
