@@ -206,6 +206,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
+        """Return it, the product with weights that all clients have in common as one."""
         shared = x.ndim == 3 and not weight.stride(0)
         if rounding(x):  # here, so that it is done once
             x, bias = rounded(x), None if bias is None else rounded(bias)
@@ -221,6 +222,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients; that of the weight in factors if somebody keeps these."""
         x, weight = ctx.saved_tensors
         at_x, at_weight, at_bias, _ = ctx.needs_input_grad
         if at_weight and ctx.keep is not None and (x.shape[-2] <= _FEW or not rounding(x)):

@@ -6,8 +6,8 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
 from torch.nn.modules.pooling import _MaxPoolNd
 
 from personafl.core.net import Net
@@ -26,7 +26,11 @@ class _Facts:
                 _pool_first(layer)
         self.places = _places(self.module)
         self.grouped = any(isinstance(m, nn.GroupNorm) for m in self.module.modules())
-        self.apart = _apart(net, self.places)
+        self.apart = False  # whether samples of several clients may be one batch
+        if getattr(self.module, "apart", False):
+            from personafl.fast.folded import folds  # few devices have such a network
+
+            self.apart = folds(net, self.places)
         self.writes: bool | None = None  # whether it changes its input in place; None: not tried yet
 
 
@@ -41,8 +45,10 @@ def called(net: Net, values: dict[str, Tensor], x: Tensor) -> Tensor:
     facts = _KNOWN.get(net)
     if facts is None:
         facts = _KNOWN[net] = _Facts(net)
-    if facts.apart and (fast := _as_one_batch(net, facts, values, x)) is not None:
-        return fast
+    if facts.apart and (stack_around() or not transformed()):
+        from personafl.fast.folded import called_as_one
+
+        return called_as_one(net, values, x, functools.partial(_put, facts))
     if net.convolutional and _channels_last(facts, x):
         x = x.to(memory_format=torch.channels_last)
     if facts.writes is not False:  # samples are another's: the next step's, or the next model's
@@ -66,33 +72,6 @@ def _put(facts: _Facts, values: Mapping[str, Tensor]) -> Iterator[None]:
     finally:
         for (table, local, _), old in zip(places, before, strict=True):
             table[local] = old
-
-
-def _as_one_batch(net: Net, facts: _Facts, values: Mapping[str, Tensor], x: Tensor) -> Tensor | None:
-    """Return the output of a module with samples `apart`: of all stacked clients at once, or of one; None: of neither."""
-    stack, module = stack_around(), facts.module
-    if stack is None and transformed():
-        return None
-    own = {name: values[name] for name in net.shapes}
-    module.fused = True
-    try:
-        if stack is None:
-            with DisableTorchFunction(), _put(facts, own):  # a `TorchFunctionMode` would look at every call
-                output: Tensor = module(x)
-            return output
-        from personafl.fast.folded import folded  # here, for a device stacks no clients
-
-        return folded(module, stack, own, x, functools.partial(_put, facts))
-    finally:
-        module.fused = False
-
-
-def _apart(net: Net, places: dict[str, list[tuple[dict[str, Tensor | None], str]]]) -> bool:
-    """Say whether a module's samples are apart, and clients have nothing of their own but small linear layers."""
-    if not getattr(net._module, "apart", False) or net.batch_dependent or any(d.p for d in net._dropouts.values()):
-        return False
-    linear = {id(m._parameters) for m in net._module.modules() if type(m) is nn.Linear}
-    return all(len(places[name]) == 1 and id(places[name][0][0]) in linear for name in net.shapes)
 
 
 def _layers(x: Tensor) -> contextlib.AbstractContextManager[object]:

@@ -93,7 +93,9 @@ class Pretrained(nn.Module):
         # Not in float64: of some models the written-out one has its softmax in float32, and would not be the same.
         self._attend("sdpa" if self.fused and self.model._supports_sdpa and kind is not torch.float64 else "eager")
         length = tokens.shape[1]
-        seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=tokens.device)  # [batch, 1, who looks, at what]
+        seen = torch.ones(
+            1, 1, length, length, dtype=torch.bool, device=tokens.device
+        )  # [texts, 1, who looks, at what]
         if self.causal:
             seen = seen.tril()
         if self.hides_pad:
