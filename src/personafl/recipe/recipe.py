@@ -115,6 +115,10 @@ class Recipe(Strict):
                 raise explain(error, "", cls) from error
             check_numbers(given, recipe)
             check_devices(recipe.devices)
+            if any(device.rank for device in recipe.devices):
+                from personafl.recipe.rankchecks import check_ranks  # here, for few devices have one
+
+                check_ranks(recipe)
             if recipe.cloud is not None:
                 from personafl.recipe.cloudchecks import check_cloud  # here, for a device has no cloud
 
