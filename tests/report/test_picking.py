@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 import personafl
+from personafl import api
 from personafl.errors import BadInput
 from personafl.report.page import write_page
 from personafl.report.picking import Picked, pick, picked_in
 from personafl.runs.result import Result
+from personafl.storage.rundir import COMPARISON_FILE, RunDirectory
+from report.cases import SMALL
 
 Called = Callable[..., tuple[int, str, str]]
-SMALL = {"rounds": 2, "data": {"validation": 0.2, "partition": {"kind": "dirichlet", "clients": 6}}}
+Copied = Callable[[Path], Path]
 
 
 def made(
@@ -128,52 +131,56 @@ def test_where_there_is_nothing_to_pick_one_line_says_why(runs: list[tuple[str, 
         pick(runs)
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> personafl.Comparison:
-    path = tmp_path_factory.mktemp("picked") / "run"
-    return personafl.compare(SMALL, methods=["fedavg", "local", "ditto"], out=path, pick=True)
+@pytest.fixture
+def asked(comparison: Path, copied: Copied) -> Path:
+    """A finished comparison of three methods and two seeds, as if it had been begun with --pick."""
+    path = copied(comparison)
+    recipe = api.recipe_of(path).narrowed(None, None, pick=True)
+    RunDirectory(path).replace_recipe(recipe.to_toml(), COMPARISON_FILE)
+    return path
 
 
-def test_terminal_page_json_and_python_say_the_same(compared: personafl.Comparison, called: Called) -> None:
+def test_terminal_page_json_and_python_say_the_same(asked: Path, called: Called) -> None:
+    compared = personafl.load(asked)
+    assert isinstance(compared, personafl.Comparison)
     picked = compared.picked()
     assert isinstance(picked, Picked)
     own = {"fedavg": "global", "local": "personal", "ditto": "personal"}
-    rows = {(row["split"], row["method"]): row for row in compared.rows if row["model"] == own[row["method"]]}
-    means = {on: {name: rows[on, name]["accuracy"] for name in own} for on in ("validation", "test")}
+    rows = [row for row in compared.rows if (row["model"], row["clients"]) == (own[row["method"]], "seen")]
+    means = {
+        on: {m: statistics.mean(r["accuracy"] for r in rows if (r["split"], r["method"]) == (on, m)) for m in own}
+        for on in ("validation", "test")
+    }
     one = picked.whole
     assert means["validation"][one.method] == pytest.approx(max(means["validation"].values()))
     assert one.test == pytest.approx(means["test"][one.method])
     assert one.behind == pytest.approx(max(means["test"].values()) - one.test)
     assert compared.best().method == one.method
     assert str(picked) in str(compared)
-    code, out, _ = called("show", str(compared.path), "--json")
-    assert code == 0
-    assert json.loads(out)["picked"] == json.loads(json.dumps(picked.facts()))
-    code, out, _ = called("show", str(compared.path))
-    assert code == 0
-    assert "Picked by validation data: " in " ".join(out.split())
-    page = write_page([compared.path]).read_text()
+    assert json.loads(called("show", str(asked), "--json")[1])["picked"] == json.loads(json.dumps(picked.facts()))
+    assert "Picked by validation data: " in " ".join(called("show", str(asked))[1].split())
+    page = write_page([asked]).read_text()
     assert 'id="picked"' in page
     assert "The method that validation data pick" in page
 
 
-def test_a_comparison_that_was_not_asked_says_nothing_but_can_be_asked_later(
-    compared: personafl.Comparison, tmp_path: Path, called: Called
-) -> None:
-    path = tmp_path / "run"
-    shutil.copytree(compared.path, path)
-    recipe = path / "comparison.toml"
-    assert "pick = true" in recipe.read_text()
-    recipe.write_text(recipe.read_text().replace("pick = true", "pick = false"))
-    found = personafl.load(path)
-    assert "Picked" not in str(found)
-    assert 'id="picked"' not in write_page([path]).read_text()
-    assert "picked" not in json.loads(called("show", str(path), "--json")[1])
-    asked = json.loads(called("show", str(path), "--json", "--pick")[1])
-    assert asked["picked"] == json.loads(json.dumps(compared.picked().facts()))
-    code, _, err = called("show", str(path / "fedavg-seed0"), "--pick")
+def test_a_comparison_that_was_not_asked_says_nothing_but_can_be_asked_later(comparison: Path, called: Called) -> None:
+    assert "Picked" not in str(personafl.load(comparison))
+    assert 'id="picked"' not in (comparison / "report.html").read_text()
+    assert "picked" not in json.loads(called("show", str(comparison), "--json")[1])
+    found = json.loads(called("show", str(comparison), "--json", "--pick")[1])
+    assert found["picked"]["methods"] == ["fedavg", "ditto", "local"]
+    assert [one["seed"] for one in found["picked"]["seeds"]] == [0, 1]
+    code, _, err = called("show", str(comparison / "fedavg-seed0"), "--pick")
     assert code == 2
     assert err.startswith("error: pick: fedavg alone has scores")
+
+
+def test_python_asks_too(tmp_path: Path) -> None:
+    recipe = {**SMALL, "rounds": 1, "evaluation": {"every": 0}}
+    found = personafl.compare(recipe, methods=["fedavg", "local"], out=tmp_path / "run", pick=True)
+    assert api.recipe_of(found.path).compare.pick
+    assert str(found.picked()) in str(found)
 
 
 @pytest.mark.parametrize(
