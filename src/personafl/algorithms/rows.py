@@ -1,6 +1,7 @@
 """What methods share whose servers keep something of each client: rows by the clients' numbers, in ascending order.
 
-Such a server draws from a seed that follows from the start. A client has a row once the server has heard of it, so a server need not know beforehand who will come.
+A client has a row once the server has heard of it, so a server need not know beforehand who will come. What it draws
+follows from the start.
 """
 
 import hashlib

@@ -106,9 +106,9 @@ class Case:
 
     def one_client(self, client: int = 1) -> tuple[Tree, Tree, Data]:
         """Return (down, state, data) of one client's first round."""
-        address, down = self.algorithm.server.address, wire.dense(self.algorithm.server.broadcast(self._server))
+        address, down = self.algorithm.server.address, wire.dense(self.algorithm.server.broadcast(self.server))
         if address is not None:
-            down = given(down, tree.take(address(self._server, np.array([client])), 0))
+            down = given(down, tree.take(address(self.server, np.array([client])), 0))
         state = _double(self.algorithm.client.init(self.problem, down, rng.generator(1, "init", client)))
         return down, state, self.drawn(client, self.algorithm.client.phases)
 
@@ -127,7 +127,8 @@ class Case:
         return params
 
     @functools.cached_property
-    def _server(self) -> Tree:
+    def server(self) -> Tree:
+        """The server's state before the first round."""
         return self.algorithm.server.init(self.problem, self.start, float(sum(SIZES)))
 
     @functools.cached_property

@@ -41,26 +41,30 @@ def each_is_sent_its_own(case: Case) -> None:
 
     A server that does so looks at each upload, with whose it is; the global model is not of what is anyone's own.
     """
-    rule, client = case.algorithm.server, case.algorithm.client
+    rule = case.algorithm.server
     assert rule.join_from is None or rule.needs_each, "it has join_from, and does not say needs_each"
     if rule.address is None:
         return
     assert not rule.averages, "it sends each client its own, and says that it only averages changes of what it sent"
-    for state in (case.outcomes["stacked", 8].start[0], case.outcomes["stacked", 8].server):
-        common = rule.broadcast(state)
-        newcomer = len(SIZES) + 100
-        everyone = np.array([3, newcomer, 0, 4, 1])
-        together = rule.address(state, everyone)
-        undeclared = sorted(set(together) - set(type(common)._fields))
-        assert not undeclared, f"{undeclared[0]} is addressed, and is no field of {type(common).__name__}"
-        for row, number in enumerate(everyone.tolist()):
-            own = tree.take(together, row)
-            close(own, tree.take(rule.address(state, np.array([number])), 0), TOLERANCE)
-            alike("what a client is sent", given(common, own), "the broadcast", common)
-        one = given(wire.dense(common), tree.take(together, 0))
-        kept = client.init(case.problem, one, rng.generator(1, "init", 3))
-        shared, seen = (client.models(case.problem, down, kept).get("global", {}) for down in (wire.dense(common), one))
-        close(shared, seen, 0.0)
+    _check_addressed(case, case.server)
+    _check_addressed(case, case.outcomes["stacked", 8].server)
+
+
+def _check_addressed(case: Case, state: Tree) -> None:
+    """Fail unless what a server sends some clients, also those that it never heard of, is as it should be."""
+    rule, client, everyone = case.algorithm.server, case.algorithm.client, np.array([3, len(SIZES) + 100, 0, 4, 1])
+    assert rule.address is not None
+    common, together = rule.broadcast(state), rule.address(state, everyone)
+    undeclared = sorted(set(together) - set(type(common)._fields))
+    assert not undeclared, f"{undeclared[0]} is addressed, and is no field of {type(common).__name__}"
+    for row, number in enumerate(everyone.tolist()):
+        own = tree.take(together, row)
+        close(own, tree.take(rule.address(state, np.array([number])), 0), TOLERANCE)
+        alike("what a client is sent", given(common, own), "the broadcast", common)
+    one = given(wire.dense(common), tree.take(together, 0))
+    kept = client.init(case.problem, one, rng.generator(1, "init", 3))
+    shared, seen = (client.models(case.problem, down, kept).get("global", {}) for down in (wire.dense(common), one))
+    close(shared, seen, 0.0)
 
 
 def a_mean_is_of_what_was_sent(case: Case) -> None:
