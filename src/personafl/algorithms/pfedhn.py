@@ -90,7 +90,7 @@ class HyperServer(ServerRule):
     size: int = 16  # of v
     width: int = 100  # of the layers
     layers: int = 4  # L
-    lr: float = 0.01  # α
+    lr: float = 0.02  # α
 
     def init(self, problem: Problem, start: Params, population: float) -> HyperState:
         """Draw the layers; every model is the start."""
@@ -169,7 +169,7 @@ def made(hyper: Hyper, vectors: Tensor) -> Params:
 def pfedhn(
     training: Training,
     *,
-    server_lr: Rate = 0.01,
+    server_lr: Rate = 0.02,
     vector: Count = 16,
     width: Count = 100,
     layers: Count = 4,
