@@ -78,6 +78,17 @@ def test_models_at_chance_and_losses_that_are_no_numbers() -> None:
     assert own_part.scored(9, np.arange(3), {("global", "test"): values}) == []
 
 
+@pytest.mark.parametrize(("loss", "remedy"), [(GUESS / 2, "train longer"), (GUESS / 8, "train fewer rounds")])
+def test_the_remedy_for_models_at_chance_goes_by_the_training_loss(loss: float, remedy: str) -> None:
+    """Where training data are learned by heart, more rounds make it worse."""
+    data = small_data()
+    alarms = Alarms(data, False, 10, [])
+    alarms.trained(8, loss)
+    values = Scores(np.zeros(3), np.ones(3), data.test.sizes[:3])
+    ((_, line),) = alarms.scored(9, np.arange(3), {("global", "test"): values})
+    assert remedy in line
+
+
 def test_raw_units_are_not_finished_without_a_word(tmp_path: Path, called: Any) -> None:
     """The warnings are in the output, in the metrics, in --json, in `show` and on the page, once each."""
     digits = load_digits()

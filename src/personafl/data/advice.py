@@ -13,6 +13,7 @@ from personafl.data.moments import column, sums_of
 
 _FEW = 10  # training samples, below which a personal model is a guess
 _FAR = 10.0  # times standard: inputs that are further off train badly as they are
+_RARE = 0.95  # of one label, from which accuracy says little
 _SKEWED = 0.1  # total variation beyond that of clients dealt at random
 
 
@@ -64,6 +65,11 @@ def _labels(data: FederatedData) -> Iterator[str]:
         yield f"{_some(data, one)} one class only: saying nothing else is right, so their accuracy says little"
     size = np.maximum(counts.sum(axis=1, keepdims=True), 1)
     pooled = counts.sum(axis=0) / counts.sum()
+    if (most := float(pooled.max())) > _RARE:
+        yield (
+            f"{100 * most:.1f}% of the training samples are {data.label_names[int(pooled.argmax())]}, and so often a "
+            f'model that says nothing else is right: see training.class_weights = "balanced", and metrics of your own'
+        )
     apart = float(np.abs(counts / size - pooled).sum(axis=1).mean() / 2)
     # E|p̂ − p| of a share p among n samples is about √(2p(1 − p)/πn), and no more than 2p(1 − p).
     spread = np.minimum(np.sqrt(2 * pooled * (1 - pooled) / (np.pi * size)), 2 * pooled * (1 - pooled))

@@ -15,7 +15,9 @@ from personafl.evaluate.score import Scores
 
 _ROUNDS = 5  # that must agree, for cohorts differ
 _FAR = 2.0  # times as much: of the best loss so far, or of that of guessing
+_BY_FAR = 4.0  # times less than guessing: a training loss that says that training works
 _REMEDY = "lower training.lr, set training.clip, or standardise the inputs (data.normalize)"
+_BY_HEART = "training data are learned by heart: train fewer rounds, set training.weight_decay, or take a smaller model"
 _LEARN = "train longer, try another training.lr, or standardise the inputs (data.normalize)"
 Split = Literal["test", "validation"]
 _SPLITS: tuple[Split, ...] = ("test", "validation")  # on which models are judged
@@ -91,7 +93,8 @@ class Alarms:
         """No better, on average over clients, than the one label that is best for all of them."""
         data, rows = self._data, self._data.rows(split)
         if data.task == "regression" and len(clients) and np.mean(scores.accuracy[scores.samples > 0]) <= 0:
-            yield f"{model} chance", f"{_when(number)} the {model} model is no better than the mean target; {_LEARN}"
+            what = f"the {model} model is no better than the mean target"
+            yield f"{model} chance", f"{_when(number)} {what}; {self._remedy()}"
         if data.task != "classification" or data.classes < 2 or not len(clients):
             return
         sizes = rows.sizes_of(clients)
@@ -101,7 +104,11 @@ class Alarms:
         accuracy = float(np.mean(scores.accuracy[scores.samples > 0]))
         if accuracy <= chance:
             both = f"{100 * accuracy:.1f}% right, where one answer for all is {100 * chance:.1f}%"
-            yield f"{model} chance", f"{_when(number)} the {model} model is at chance level: {both}; {_LEARN}"
+            yield f"{model} chance", f"{_when(number)} the {model} model is at chance level: {both}; {self._remedy()}"
+
+    def _remedy(self) -> str:
+        """Models that guess either have not learned enough, or so much that it says nothing of other samples."""
+        return _BY_HEART if self._losses and self._losses[-1] < self._guess / _BY_FAR else _LEARN
 
 
 def _guessing(data: FederatedData) -> float:
