@@ -79,6 +79,18 @@ def test_columns_that_never_change_are_named() -> None:
     assert "(country = UK) never change" in notes(table, label="y", user="user")
 
 
+def test_keys_and_copies_of_the_label_are_told() -> None:
+    """A number of the client's says who, a copy of the label what is to be found out; a rare value proves nothing."""
+    table = pd.concat([TABLE] * 5, ignore_index=True)
+    plain = notes(table, label="y", user="user")
+    assert "within a client" not in plain
+    assert "follows from one feature" not in plain
+    table = table.assign(ward=7 * table["user"], code=np.where(table["y"] == 1, 3.5, 2.5))
+    said = notes(table, label="y", user="user")
+    assert "1 of 6 features (ward) never changes within a client" in said
+    assert "the label follows from one feature alone (code)" in said
+
+
 @pytest.mark.parametrize("kind", [int, float])
 def test_one_hot_labels_are_no_tokens(kind: type) -> None:
     """Neither next tokens nor two numbers to predict."""

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from personafl.data.config import DataConfig, Moments
 from personafl.data.federated import Clients, FederatedData
 from personafl.data.moments import column, sums_of
 
 _FEW = 10  # training samples, below which a personal model is a guess
+_VALUES, _SEVERAL = 50, 5  # of a feature that may tell the label, and samples of each
+_LOOKED_AT = 500  # features, above which none is looked at by itself
 _FAR = 10.0  # times standard: inputs that are further off train badly as they are
 _RARE = 0.95  # of one label, from which accuracy says little
 _SKEWED = 0.1  # total variation beyond that of clients dealt at random
@@ -33,6 +36,8 @@ def advice(data: FederatedData, config: DataConfig) -> Iterator[str]:
     """Yield what to know of the data before anything is trained on them."""
     if data.x.is_floating_point():
         yield from _scales(data, config)
+    if data.x.is_floating_point() and data.x.ndim == 2:
+        yield from _telling(data)
     few = np.flatnonzero(data.train.sizes < _FEW)
     if len(few):
         yield f"{_some(data, few)} fewer than {_FEW} training samples: own models are guesses; see data.min_samples"
@@ -56,6 +61,35 @@ def _scales(data: FederatedData, config: DataConfig) -> Iterator[str]:
             f"{std.min():.3g} to {std.max():.3g}, and networks see them as they are: training may diverge; "
             'set data.normalize = "auto"'
         )
+
+
+def _telling(data: FederatedData) -> Iterator[str]:
+    """Features that say who a sample is of, and ones that say the label: keys and copies of it, perhaps."""
+    sizes = data.train.sizes_of(data.seen)
+    rows = data.train.of(data.seen)
+    x = data.x[torch.from_numpy(rows)].numpy()
+    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+    low, high = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
+    who = np.flatnonzero((low == high).all(0) & (x.min(0) < x.max(0))) if len(starts) > 1 and max(sizes) > 1 else []
+    if len(who):
+        what = "tells clients apart, and an own model learns nothing from it"
+        names = _first([column(data, place) for place in who])
+        yield f"{len(who)} of {x.shape[1]:,} features ({names}) never changes within a client: it {what}; see data.drop"
+    if data.task == "classification" and x.shape[1] <= _LOOKED_AT:
+        labels = data.y.numpy()[rows]
+        names = _first([column(data, place) for place in range(x.shape[1]) if _tells(x[:, place], labels)])
+        if names:
+            yield f"the label follows from one feature alone ({names}): is it known before the label is? See data.drop"
+
+
+def _tells(values: NDArray[np.float32], labels: NDArray[np.int64]) -> bool:
+    """Whether a few values, each of several samples, have one label each, and not all the same."""
+    found, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    if not 1 < len(found) <= _VALUES or counts.min() < _SEVERAL:
+        return False
+    first = np.zeros(len(found), dtype=np.int64)
+    first[place] = labels
+    return bool((first[place] == labels).all() and np.ptp(first) > 0)
 
 
 def _labels(data: FederatedData) -> Iterator[str]:

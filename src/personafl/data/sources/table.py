@@ -161,6 +161,8 @@ def _features(where: str, frame: "pd.DataFrame", taken: list[str], reading: Read
     for key in ("features", "drop", "categories", "missing") if reading.who == "all" else ("features",):
         given = getattr(reading, key) or ()
         for name in () if isinstance(given, str) else given:
+            if name not in columns and reading.who == "predict":
+                raise BadInput(f"{where}: has no column {name!r}, which the model takes; {did_you_mean(name, columns)}")
             if name not in columns:
                 raise BadInput(f"{where}: data.{key} has {name!r}, which is no column; {did_you_mean(name, columns)}")
             if name in taken:
