@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,13 @@ def test_a_column_of_an_odd_kind(column: list[Any], said: str) -> None:
         warnings.simplefilter("error")
         with pytest.raises(BadInput, match=f"column 'odd': {said}"):
             personafl.describe_data(table, label="y", user="user")
+
+
+def test_a_class_that_is_called_none(tmp_path: Path) -> None:
+    """Files have no other word for a gap: the message says which words are."""
+    TABLE.assign(y=np.where(Y, "None", "crack")).to_csv(tmp_path / "parts.csv", index=False)
+    with pytest.raises(BadInput, match=r"column 'y': .* values are missing .in files also NA, None, null"):
+        personafl.describe_data(tmp_path / "parts.csv", label="y", user="user")
 
 
 def test_categories_that_are_numbers() -> None:

@@ -70,11 +70,11 @@ def _telling(data: FederatedData) -> Iterator[str]:
     x = data.x[torch.from_numpy(rows)].numpy()
     starts = (np.cumsum(sizes) - sizes)[sizes > 0]
     low, high = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
-    who = np.flatnonzero((low == high).all(0) & (x.min(0) < x.max(0))) if len(starts) > 1 and max(sizes) > 1 else []
-    if len(who):
+    fixed = (low == high).all(0) & (x.min(0) < x.max(0))
+    if len(starts) > 1 and max(sizes) > 1 and fixed.any():
+        names = _first([column(data, place) for place in np.flatnonzero(fixed).tolist()])
         what = "tells clients apart, and an own model learns nothing from it"
-        names = _first([column(data, place) for place in who])
-        yield f"{len(who)} of {x.shape[1]:,} features ({names}) never changes within a client: it {what}; see data.drop"
+        yield f"{fixed.sum()} of {x.shape[1]:,} features ({names}) never changes within a client: {what}; see data.drop"
     if data.task == "classification" and x.shape[1] <= _LOOKED_AT:
         labels = data.y.numpy()[rows]
         names = _first([column(data, place) for place in range(x.shape[1]) if _tells(x[:, place], labels)])

@@ -346,7 +346,8 @@ def _values(at: str, column: "pd.Series[Any]") -> Array:
 
     gone = int(column.isna().sum())
     if gone:
-        raise BadInput(f"{at}: {gone} of {len(column)} values are missing; remove these rows or fill them in")
+        how = "missing (in files also NA, None, null, nan and ? mean that)"
+        raise BadInput(f"{at}: {gone} of {len(column)} values are {how}; remove these rows or fill them in")
     if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
         words = column.map(lambda value: isinstance(value, str)).to_numpy(dtype=bool)
         text = column.astype(str)
