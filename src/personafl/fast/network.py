@@ -1,8 +1,10 @@
 """Networks called in fewer passes over memory."""
 
 import contextlib
+import functools
 import itertools
 import weakref
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,11 @@ class _Facts:
                 layer.__class__ = PoolFirst
         self.places = _places(self.module)
         self.grouped = any(isinstance(m, nn.GroupNorm) for m in self.module.modules())
+        self.apart = False  # whether samples of several clients may be one batch
+        if getattr(self.module, "apart", False):
+            from personafl.fast.folded import folds  # few devices have such a network
+
+            self.apart = folds(net, self.places)
         self.writes: bool | None = None  # whether it changes its input in place; None: not tried yet
 
 
@@ -38,20 +45,30 @@ def called(net: Net, values: dict[str, Tensor], x: Tensor) -> Tensor:
     facts = _KNOWN.get(net)
     if facts is None:
         facts = _KNOWN[net] = _Facts(net)
+    if facts.apart and (stack_around() or not transformed()):
+        from personafl.fast.folded import called_as_one
+
+        return called_as_one(net, values, x, functools.partial(_put, facts))
     if net.convolutional and _channels_last(facts, x):
         x = x.to(memory_format=torch.channels_last)
-    places = [(table, local, value) for name, value in values.items() for table, local in facts.places[name]]
-    before = [table[local] for table, local, _ in places]
     if facts.writes is not False:  # samples are another's: the next step's, or the next model's
         x = x.clone()
+    with _put(facts, values), _layers(x):
+        output: Tensor = facts.module(x)
+    if facts.writes is None and not transformed():
+        facts.writes = x._version > 0
+    return output
+
+
+@contextlib.contextmanager
+def _put(facts: _Facts, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have values in their places of the module until left."""
+    places = [(table, local, value) for name, value in values.items() for table, local in facts.places[name]]
+    before = [table[local] for table, local, _ in places]
     try:
         for table, local, value in places:
             table[local] = value
-        with _layers(x):
-            output: Tensor = facts.module(x)
-        if facts.writes is None and not transformed():
-            facts.writes = x._version > 0
-        return output
+        yield
     finally:
         for (table, local, _), old in zip(places, before, strict=True):
             table[local] = old

@@ -1,7 +1,8 @@
 """Models of Hugging Face `transformers` from a folder: tokens in, scores out; read once, and shared by all who use it.
 
 Weights are mapped from their files (safetensors): processes on a machine have one copy of them in memory. Attention is
-`transformers`' written-out one, and its mask is made here, as numbers: both stack over clients (vmap).
+`transformers`' written-out one, and its mask is made here, as numbers: both stack over clients (vmap). Where there is
+no vmap around, whoever calls may have torch's own attention instead (`fused`).
 """
 
 import functools
@@ -32,6 +33,8 @@ class Pretrained(nn.Module):
     """
 
     model: Any
+    apart = True  # a text's scores depend on no other text: those of several clients may be one batch
+    fused = False  # whether attention is torch's own, in one pass, which does not stack: equal up to rounding
 
     def __init__(
         self,
@@ -52,6 +55,8 @@ class Pretrained(nn.Module):
         found = checked_fingerprint("model.source", folder, sha256)
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
+        self._how = "eager"
+        _simplify(self.model)
         self.source = str(folder)
         self.classes, self.own_classes = classes, task == "classification"
         self.head = base.head  # names of parameters that are a classifier's own
@@ -80,16 +85,26 @@ class Pretrained(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, length] to scores [batch, length, classes] of the next, or [batch, classes]."""
-        seen = tokens != self.pad if self.hides_pad else torch.ones_like(tokens, dtype=torch.bool)
-        length = tokens.shape[1]
-        seen = seen[:, None, None, :].expand(-1, 1, length, length)  # [batch, 1, who looks, at what]
-        if self.causal:
-            seen = seen & torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         kind = self.model.dtype
+        # Not in float64: of some models the written-out one has its softmax in float32, and would not be the same.
+        self._attend("sdpa" if self.fused and self.model._supports_sdpa and kind is not torch.float64 else "eager")
+        length = tokens.shape[1]
+        seen = torch.ones(
+            1, 1, length, length, dtype=torch.bool, device=tokens.device
+        )  # [texts, 1, who looks, at what]
+        if self.causal:
+            seen = seen.tril()
+        if self.hides_pad:
+            seen = seen & (tokens != self.pad)[:, None, None, :]
         mask = torch.zeros((), dtype=kind, device=tokens.device).masked_fill(~seen, torch.finfo(kind).min)
         scores: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return scores if self.own_classes else scores[..., : self.classes]
+
+    def _attend(self, how: str) -> None:
+        """Have attention computed so."""
+        if how != self._how:  # to ask the configuration takes as long as a small layer
+            self.model.config._attn_implementation = self._how = how
 
     def freeze(self) -> None:
         """Make everything but a classifier's own layers constant."""
@@ -110,6 +125,14 @@ class Pretrained(nn.Module):
             std = getattr(self.model.config, "initializer_range", 0.02)
             with torch.no_grad():
                 value.zero_() if name.endswith("bias") else value.normal_(std=std)
+
+
+def _simplify(model: nn.Module) -> None:
+    """Have torch compute in one pass what `transformers` writes as nine: GELU by tanh."""
+    for layer in list(model.modules()):
+        for name, child in layer.named_children():
+            if type(child).__name__ == "NewGELUActivation":
+                setattr(layer, name, nn.GELU(approximate="tanh"))
 
 
 def _exact(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
