@@ -60,6 +60,7 @@ def scores(kind: Kind, path: Path, where: Path, x: np.ndarray) -> torch.Tensor:
         ("gpt2", "fedsim", {"personal": "lora_B"}),
         ("llama", "fedavg", {"frozen": "lora_A"}),
         ("bert", "fedsim", {"personal": ["lora_B", "output"]}),
+        ("gpt2", "fedalt", {"personal": "lora_local", "adapters": 2}),  # as one of twice the rank
     ],
 )
 def test_peft_gives_the_scores_of_what_was_exported(
