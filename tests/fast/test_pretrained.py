@@ -21,6 +21,8 @@ from personafl.core.optim import Sgd
 from personafl.core.seam import using
 from personafl.core.tasks import task_named
 from personafl.core.tree import Tree
+from personafl.errors import BadInput
+from personafl.fast.gradient import gradient_and_value
 from personafl.models import make_net_and_split
 from personafl.models.network import SharedNetwork
 from personafl.simulate.calibrate import in_doubt
@@ -143,6 +145,32 @@ def test_attention_in_one_pass_gives_the_same_up_to_rounding(kind: Kind, path: P
     assert seen == [("eager", len(data.x)), ("sdpa", len(data.x)), ("sdpa", 2 * len(data.x))]
     for found, expected in ((alone, plain), (both[0], plain), (both[1], plain.flip(0))):
         assert float((found - expected).abs().max()) < 1e-4 * float(plain.abs().max())
+
+
+def runs_of_a_block(kind: Kind, path: Path, **options: Any) -> int:
+    """Return how often one is run for a gradient of two stacked clients."""
+    net, _, data = adapted(kind, path, **options)
+    name = next(name for name, _ in net._module.named_modules() if name.endswith((".mlp", ".intermediate")))
+    seen: list[int] = []
+    net._module.get_submodule(name).register_forward_pre_hook(lambda *_: seen.append(1))
+    start = {name: value.double() + 0.1 for name, value in net.init(torch.Generator()).items()}
+    loss = task_named(data.task).loss
+
+    def gradient(part: torch.Tensor) -> Any:
+        own = {name: value * part for name, value in start.items()}
+        return gradient_and_value(lambda own, _: loss(net.apply(own, data.x), data.y).mean(), own, None)[0]
+
+    torch.func.vmap(gradient)(torch.ones(2, dtype=torch.float64))
+    return len(seen)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_blocks_are_computed_once_more_for_the_gradient(kind: Kind, path: Path) -> None:
+    """Gradient checkpointing: the same numbers, stacked, one by one and in a loop with peft."""
+    check("fedalt", kind, path, "lora_B", checkpoint=True)
+    assert (runs_of_a_block(kind, path), runs_of_a_block(kind, path, checkpoint=True)) == (1, 2)
+    with pytest.raises(BadInput, match=r"model\.checkpoint: is for adapters beside a frozen model"):
+        make_net_and_split(SharedNetwork(source=folder("gpt2", path), checkpoint=True), tokens("next-token"))
 
 
 def test_a_network_that_is_trained_as_a_whole_stacks_as_others_do(path: Path) -> None:
