@@ -46,12 +46,12 @@ class Method:
 
 METHODS = {
     "fedavg": Method("FedAvg", model="global"),
-    "fedprox": Method("FedProx", ("-mu", "0.1"), {"pull": 0.1}, "global"),
+    "fedprox": Method("FedProx", ("-mu", "0.1"), {"proximal": 0.1}, "global"),
     "scaffold": Method("SCAFFOLD", model="global"),
     "feddyn": Method("FedDyn", ("-al", "0.1"), {"pull": 0.1}, "global"),
     "local": Method("Local"),
     "perfedavg": Method("PerAvg", (), {"inner_lr": LR, "tune_steps": 1}),
-    "pfedme": Method("pFedMe", ("-lrp", "0.005"), {}, "global"),
+    "pfedme": Method("pFedMe", ("-lrp", "0.005"), {"outer_lr": LR}, "global"),
     "apfl": Method("APFL", (), {"adaptive": True, "mixing": 1.0}),
     "ditto": Method("Ditto", ("-mu", "0.1"), {"pull": 0.1}),
     "fedper": Method("FedPer"),
@@ -203,14 +203,18 @@ def timed(method: str, folder: Path, clients: int, options: argparse.Namespace) 
     """Take turns with one method; return a line of the table."""
     rounds = WARM + options.turns
     settings = settings_of(method, folder, clients, rounds, options)
-    threads = sorted({1, options.cores})
-    sides = [Side("pfllib", folder, settings, count) for count in threads]
-    ours = Side("personafl", folder, settings, 1)
-    for number in range(rounds):
-        for side in (*sides, ours):
-            side.round(counted=number >= WARM)
-    there, *_ = [side.score() for side in sides]
-    here = ours.score()
+    sides: list[Side] = []
+    try:
+        sides.extend(Side("pfllib", folder, settings, count) for count in sorted({1, options.cores}))
+        sides.append(ours := Side("personafl", folder, settings, 1))
+        for number in range(rounds):
+            for side in sides:
+                side.round(counted=number >= WARM)
+        there, *_, here = [side.score() for side in sides]
+    finally:
+        for side in sides:
+            side.end()
+    sides.remove(ours)
     model = METHODS[method].model
     best = min(sides, key=lambda side: min(side.seconds))
     cells = [f"{min(side.seconds):.2f}" for side in (*sides, ours)]
@@ -250,7 +254,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         clients = deal(options.data, Path(name), options.part)
         for method in names:
-            print(timed(method, Path(name), clients, options), flush=True)
+            try:
+                print(timed(method, Path(name), clients, options), flush=True)
+            except SystemExit as error:  # the others go on
+                print(f"{method}: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
