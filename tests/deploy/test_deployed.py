@@ -73,6 +73,13 @@ def test_devices_give_the_simulators_bits(method: str, tmp_path: Path) -> None:
         {"federation": {"cohort": 2}},  # some are not selected, and come later as newcomers
         pytest.param({"federation": {"sampling": "bernoulli", "cohort": 0.4}, "rounds": 4}, marks=pytest.mark.system),
         {"uplink": {"form": "sparse", "keep": 0.2}},
+        pytest.param(  # some send the first row of their adapters alone
+            {
+                "model": {"name": "mlp", "hidden": [8], "adapter": "lora", "rank": 3, "personal": "lora_B"},
+                "devices": [{"clients": ["0"], "rank": 1}, {"min_samples": 0}],
+            },
+            marks=pytest.mark.system,
+        ),
         pytest.param(  # devices of unequal size, padded in the simulator
             {"training": {"steps": 3, "least_steps": 1, "batch": "all"}}, marks=pytest.mark.system
         ),

@@ -53,6 +53,7 @@ class Problem:
     metrics: tuple[tuple[str, Metric], ...] = ()  # that are scored beside it, of each client
     bits: int | None = None  # of each weight of the client's own model, for methods that quantize; None: as they say
     penalty: float | None = None  # that holds the client's own model to the shared one (γ_i); None: as the method says
+    rank: int | None = None  # of the client's adapters, if it is less than others'
     data: DataShape = _UNKNOWN
 
     @property

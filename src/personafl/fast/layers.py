@@ -130,7 +130,7 @@ class Layers(TorchFunctionMode):
         if stack is None:
             if keep is None or weight.numel() < _WORTH:
                 return functional.linear(x, weight, bias)
-            flat: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias, keep)  # type: ignore[no-untyped-call]
+            flat: Tensor = Linear.apply(x.flatten(0, -2), weight, bias, keep)  # type: ignore[no-untyped-call]
             return flat.reshape(*x.shape[:-1], len(weight))
         if not (stack.has(x) and stack.has(weight)):
             return functional.linear(x, weight, bias)
@@ -138,7 +138,7 @@ class Layers(TorchFunctionMode):
         x, weight = stack.plain(x).flatten(1, -2), stack.plain(weight)
         bias = None if bias is None else stack.plain(bias)
         with Outside():
-            result: Tensor = _Linear.apply(x, weight, bias, keep)  # type: ignore[no-untyped-call]
+            result: Tensor = Linear.apply(x, weight, bias, keep)  # type: ignore[no-untyped-call]
             result = result.reshape(stack.clients, *shape, weight.shape[1])
         return stack.each(result)
 
@@ -201,11 +201,12 @@ def _group_norm(
     return (outputs if bias is None else outputs + bias.reshape(shape)).to(x.dtype)
 
 
-class _Linear(torch.autograd.Function):
+class Linear(torch.autograd.Function):
     """x Wᵀ + b: x [(clients,) samples, in], weight [(clients,) out, in], bias [(clients,) out]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
+        """Return it, the product with weights that all clients have in common as one."""
         shared = x.ndim == 3 and not weight.stride(0)
         if rounding(x):  # here, so that it is done once
             x, bias = rounded(x), None if bias is None else rounded(bias)
@@ -221,6 +222,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients; that of the weight in factors if somebody keeps these."""
         x, weight = ctx.saved_tensors
         at_x, at_weight, at_bias, _ = ctx.needs_input_grad
         if at_weight and ctx.keep is not None and (x.shape[-2] <= _FEW or not rounding(x)):

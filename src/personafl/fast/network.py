@@ -1,8 +1,10 @@
 """Networks called in fewer passes over memory."""
 
 import contextlib
+import functools
 import itertools
 import weakref
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +23,14 @@ class _Facts:
         self.module = net._module
         for layer in self.module.modules():
             if type(layer) is nn.Sequential:
-                _pool_first(layer)
+                layer.__class__ = PoolFirst
         self.places = _places(self.module)
         self.grouped = any(isinstance(m, nn.GroupNorm) for m in self.module.modules())
+        self.apart = False  # whether samples of several clients may be one batch
+        if getattr(self.module, "apart", False):
+            from personafl.fast.folded import folds  # few devices have such a network
+
+            self.apart = folds(net, self.places)
         self.writes: bool | None = None  # whether it changes its input in place; None: not tried yet
 
 
@@ -38,20 +45,30 @@ def called(net: Net, values: dict[str, Tensor], x: Tensor) -> Tensor:
     facts = _KNOWN.get(net)
     if facts is None:
         facts = _KNOWN[net] = _Facts(net)
+    if facts.apart and (stack_around() or not transformed()):
+        from personafl.fast.folded import called_as_one
+
+        return called_as_one(net, values, x, functools.partial(_put, facts))
     if net.convolutional and _channels_last(facts, x):
         x = x.to(memory_format=torch.channels_last)
-    places = [(table, local, value) for name, value in values.items() for table, local in facts.places[name]]
-    before = [table[local] for table, local, _ in places]
     if facts.writes is not False:  # samples are another's: the next step's, or the next model's
         x = x.clone()
+    with _put(facts, values), _layers(x):
+        output: Tensor = facts.module(x)
+    if facts.writes is None and not transformed():
+        facts.writes = x._version > 0
+    return output
+
+
+@contextlib.contextmanager
+def _put(facts: _Facts, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have values in their places of the module until left."""
+    places = [(table, local, value) for name, value in values.items() for table, local in facts.places[name]]
+    before = [table[local] for table, local, _ in places]
     try:
         for table, local, value in places:
             table[local] = value
-        with _layers(x):
-            output: Tensor = facts.module(x)
-        if facts.writes is None and not transformed():
-            facts.writes = x._version > 0
-        return output
+        yield
     finally:
         for (table, local, _), old in zip(places, before, strict=True):
             table[local] = old
@@ -87,15 +104,28 @@ def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Tensor | None],
     return found
 
 
-def _pool_first(layers: nn.Sequential) -> None:
-    """Put each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them.
+class PoolFirst(nn.Sequential):
+    """Calls each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them.
 
-    One that writes into the input of all the layers stays: others may see that.
+    Its layers stay in their order for whoever calls them one by one, or some of them: a `forward()` may look at what is
+    between. A ReLU that writes into the input of all the layers stays: others may see that.
     """
-    names = list(layers._modules)
-    for name, following in itertools.pairwise(names):
-        layer, pool = layers._modules[name], layers._modules[following]
-        if type(layer) is not nn.ReLU or (layer.inplace and name == names[0]):
-            continue
-        if isinstance(pool, _MaxPoolNd) and not pool.return_indices:
-            layers._modules[name], layers._modules[following] = pool, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Call the layers."""
+        layers = list(self._modules.values())
+        for place, following in itertools.pairwise(range(len(layers))):
+            layer, pool = layers[place], layers[following]
+            if type(layer) is not nn.ReLU or (layer.inplace and not place) or _watched(layer) or _watched(pool):
+                continue
+            if isinstance(pool, _MaxPoolNd) and not pool.return_indices:
+                layers[place], layers[following] = pool, layer
+        for layer in layers:
+            assert layer is not None
+            x = layer(x)
+        return x
+
+
+def _watched(layer: nn.Module | None) -> bool:
+    """Say whether a hook looks at what goes through a layer."""
+    return layer is not None and bool(layer._forward_hooks or layer._forward_pre_hooks)

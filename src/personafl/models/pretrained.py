@@ -1,11 +1,13 @@
 """Models of Hugging Face `transformers` from a folder: tokens in, scores out; read once, and shared by all who use it.
 
 Weights are mapped from their files (safetensors): processes on a machine have one copy of them in memory. Attention is
-`transformers`' written-out one, and its mask is made here, as numbers: both stack over clients (vmap).
+`transformers`' written-out one, and its mask is made here, as numbers: both stack over clients (vmap). Where there is
+no vmap around, whoever calls may have torch's own attention instead (`fused`).
 """
 
 import functools
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,8 @@ class Pretrained(nn.Module):
     """
 
     model: Any
+    apart = True  # a text's scores depend on no other text: those of several clients may be one batch
+    fused = False  # whether attention is torch's own, in one pass, which does not stack: equal up to rounding
 
     def __init__(
         self,
@@ -48,14 +52,11 @@ class Pretrained(nn.Module):
         if task not in _AUTO:
             raise BadInput(f"model.source: is for {' and '.join(_AUTO)}, and the task of this data is {task}")
         folder = base_folder(source)
-        found = fingerprint(folder)
-        if sha256 not in (None, found):
-            raise BadInput(
-                f"model.source: the model in {folder} is another one, of SHA-256 {found[:12]}…, and "
-                f"{str(sha256)[:12]}… was used before; give the folder of that one"
-            )
+        found = checked_fingerprint("model.source", folder, sha256)
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
+        self._how = "eager"
+        _simplify(self.model)
         self.source = str(folder)
         self.classes, self.own_classes = classes, task == "classification"
         self.head = base.head  # names of parameters that are a classifier's own
@@ -84,16 +85,26 @@ class Pretrained(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, length] to scores [batch, length, classes] of the next, or [batch, classes]."""
-        seen = tokens != self.pad if self.hides_pad else torch.ones_like(tokens, dtype=torch.bool)
-        length = tokens.shape[1]
-        seen = seen[:, None, None, :].expand(-1, 1, length, length)  # [batch, 1, who looks, at what]
-        if self.causal:
-            seen = seen & torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         kind = self.model.dtype
+        # Not in float64: of some models the written-out one has its softmax in float32, and would not be the same.
+        self._attend("sdpa" if self.fused and self.model._supports_sdpa and kind is not torch.float64 else "eager")
+        length = tokens.shape[1]
+        seen = torch.ones(
+            1, 1, length, length, dtype=torch.bool, device=tokens.device
+        )  # [texts, 1, who looks, at what]
+        if self.causal:
+            seen = seen.tril()
+        if self.hides_pad:
+            seen = seen & (tokens != self.pad)[:, None, None, :]
         mask = torch.zeros((), dtype=kind, device=tokens.device).masked_fill(~seen, torch.finfo(kind).min)
         scores: Tensor = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return scores if self.own_classes else scores[..., : self.classes]
+
+    def _attend(self, how: str) -> None:
+        """Have attention computed so."""
+        if how != self._how:  # to ask the configuration takes as long as a small layer
+            self.model.config._attn_implementation = self._how = how
 
     def freeze(self) -> None:
         """Make everything but a classifier's own layers constant."""
@@ -114,6 +125,14 @@ class Pretrained(nn.Module):
             std = getattr(self.model.config, "initializer_range", 0.02)
             with torch.no_grad():
                 value.zero_() if name.endswith("bias") else value.normal_(std=std)
+
+
+def _simplify(model: nn.Module) -> None:
+    """Have torch compute in one pass what `transformers` writes as nine: GELU by tanh."""
+    for layer in list(model.modules()):
+        for name, child in layer.named_children():
+            if type(child).__name__ == "NewGELUActivation":
+                setattr(layer, name, nn.GELU(approximate="tanh"))
 
 
 def _exact(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -145,13 +164,41 @@ def base_folder(source: str) -> Path:
             f"model.source: {folder} has no weights in *.safetensors; write them with save_pretrained(FOLDER) of "
             "transformers"
         )
+    if (folder / "adapter_config.json").exists():  # transformers would put these in, where peft is installed
+        raise BadInput(
+            f"model.source: {folder} has adapters beside the model (adapter_config.json); move them to a folder of "
+            "their own, and start from them with model.adapter_from"
+        )
+    _check_inside(folder)
     return folder.resolve()
 
 
-def fingerprint(folder: Path) -> str:
+def _check_inside(folder: Path) -> None:
+    """Fail if weights are said to be in other files than those of the folder, which the fingerprint is of."""
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadInput(f"model.source: {index} cannot be read; save the model again") from error
+        if outside := sorted(names - {path.name for path in folder.glob("*.safetensors")}):
+            raise BadInput(f"model.source: {index} names {outside[0]!r}, which is no file of weights beside it")
+
+
+def fingerprint(folder: Path, config: str = "config.json") -> str:
     """Return the SHA-256 of a model's configuration and weights."""
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    files = [folder / config, *sorted(folder.glob("*.safetensors"))]
     return _digest(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
+def checked_fingerprint(where: str, folder: Path, known: str | None, config: str = "config.json") -> str:
+    """Return the same; fail if it is not that of before, if there was one."""
+    found = fingerprint(folder, config)
+    if known not in (None, found):
+        raise BadInput(
+            f"{where}: the model in {folder} is another one, of SHA-256 {found[:12]}…, and {str(known)[:12]}… was used "
+            "before; give the folder of that one"
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=8)

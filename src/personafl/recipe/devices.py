@@ -35,6 +35,7 @@ class DeviceSection(Strict):
     bits: Annotated[int, Field(ge=1, le=8)] | None = (
         None  # of each weight of the client's own model; None: full precision
     )
+    rank: Annotated[int, Field(ge=1)] | None = None  # of its lora adapters: the first rows; None: all
     penalty: Annotated[float, Field(gt=0)] | None = None  # γ of these devices (FedBCD); None: method.penalty
 
     @field_validator("clients")
@@ -51,6 +52,8 @@ class DeviceSection(Strict):
         sized = self.min_samples is not None or self.max_samples is not None
         if (self.share is not None) + (self.clients is not None) + sized != 1:
             raise ValueError("say whose it is in one way: share, clients, or min_samples and max_samples")
+        if self.rank is not None and self.model is not None:
+            raise ValueError("rank is of the shared network's adapters; remove it, or model")
         if self.most is not None and self.least > self.most:
             raise ValueError(f"min_samples = {self.least} is above max_samples = {self.most}; swap them")
         return self

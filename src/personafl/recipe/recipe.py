@@ -115,6 +115,10 @@ class Recipe(Strict):
                 raise explain(error, "", cls) from error
             check_numbers(given, recipe)
             check_devices(recipe.devices)
+            if any(device.rank for device in recipe.devices):
+                from personafl.recipe.rankchecks import check_ranks  # here, for few devices have one
+
+                check_ranks(recipe)
             if recipe.cloud is not None:
                 from personafl.recipe.cloudchecks import check_cloud  # here, for a device has no cloud
 
@@ -201,7 +205,8 @@ class Recipe(Strict):
         """
         if not self.pretrain.rounds:
             return None
-        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen", "adapter_from"))
+        lora = ("rank", "alpha", "targets", "adapter_from", "adapter_sha256")
+        own = dict.fromkeys(("personal", "adapter", "frozen", *lora))
         return self.model_copy(
             update={
                 "rounds": self.pretrain.rounds,
@@ -256,6 +261,10 @@ class Recipe(Strict):
         paths = {key: Path(name).expanduser() for key, name in named.items() if name is not None}
         found = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
         changes["data"] = self.data.model_copy(update=found)
+        changes["devices"] = tuple(
+            each if each.model is None else each.model_copy(update={"model": each.model.anchored()})
+            for each in self.devices
+        )
         if self.cloud is not None:
             changes["cloud"] = self.cloud.anchored()
         if self.buffer is not None:

@@ -13,6 +13,7 @@ def check_method(devices: Sequence[DeviceSection], algorithm: Algorithm) -> None
     asked: dict[str, tuple[str, Callable[[Algorithm], bool]]] = {
         "model": ("trains the shared network on every client", lambda able: able.own_networks),
         "bits": ("keeps every weight in full precision", lambda able: able.uses_bits),
+        "rank": ("uses more of uploads than a mean of changes", lambda able: able.server.averages),
         "penalty": ("has no penalty that differs by device", lambda able: able.most_penalty is not None),
     }
     for index, device in enumerate(devices):

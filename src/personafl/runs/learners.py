@@ -13,7 +13,6 @@ from personafl.data.federated import FederatedData
 from personafl.models import make_net_and_split
 from personafl.recipe.engine import EngineSection
 from personafl.recipe.recipe import Recipe
-from personafl.runs.abilities import check_method
 from personafl.runs.problems import Maker, make_problems
 from personafl.simulate.engine import Engine, largest_batch
 from personafl.simulate.hardware import keep_freed_memory, named_device, placed, set_arithmetic
@@ -22,13 +21,18 @@ from personafl.uploads.codecs import Whole
 
 
 def make_method(recipe: Recipe, algorithm: Algorithm | None = None) -> Algorithm:
-    """Return the method, with its uploads compressed; fail if it cannot do what the recipe's devices ask for."""
+    """Return the method, with its uploads compressed, for what the recipe's devices ask for; fail if it cannot."""
     algorithm = algorithm or recipe.algorithm()
+    if recipe.devices:
+        from personafl.runs.abilities import check_method  # few recipes have kinds of devices
+        from personafl.uploads.ranks import ranked
+
+        check_method(recipe.devices, algorithm)
+        algorithm = ranked(algorithm) if any(profile.rank for profile in recipe.devices) else algorithm
     if not isinstance(recipe.uplink, Whole):
         from personafl.uploads.uplink import compressed  # few devices have it
 
         algorithm = compressed(algorithm, recipe.uplink)
-    check_method(recipe.devices, algorithm)
     return algorithm
 
 

@@ -69,9 +69,14 @@ def make_problems(
     for index, profile in enumerate(recipe.devices):
         local = shared.local_net
         if profile.model is not None:
-            own = _own_net(made, profile.model.resolved(data), data, f"devices[{index}]").to(device, dtype)
-            local = None if own is net else own
-        problems.append(dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty))
+            other = _own_net(made, profile.model.resolved(data), data, f"devices[{index}]").to(device, dtype)
+            local = None if other is net else other
+        if profile.rank is not None:
+            from personafl.uploads.ranks import check_rank  # few devices have one
+
+            check_rank(profile.rank, net.shapes, f"devices[{index}].rank")
+        own = dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty)
+        problems.append(dataclasses.replace(own, rank=profile.rank))
     return tuple(problems)
 
 

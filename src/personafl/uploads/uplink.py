@@ -23,7 +23,7 @@ What a method keeps on the device is made of its uncompressed upload.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,9 +31,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, ClientRule, Problem, only_by_gradients, untrained_upload
-from personafl.core.batches import Data, Steps
+from personafl.core.algorithm import Algorithm, Problem, untrained_upload
+from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
+from personafl.uploads.aroundclient import AroundClient
 from personafl.uploads.codecs import Codec, Compression, Whole
 
 
@@ -45,41 +46,10 @@ class WithError(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressedClient(ClientRule):
+class CompressedClient(AroundClient):
     """Client rule: another one's, with its uploads compressed."""
 
-    rule: ClientRule
     codec: Compression
-
-    @property
-    def phases(self) -> Mapping[str, Steps]:
-        """As the method."""
-        return self.rule.phases
-
-    @property
-    def tuning(self) -> Mapping[str, Steps]:
-        """As the method."""
-        return self.rule.tuning
-
-    @property
-    def uploads_of_state(self) -> tuple[str, ...]:  # type: ignore[override]
-        """As the method."""
-        return self.rule.uploads_of_state
-
-    @property
-    def by_gradients(self) -> bool:  # type: ignore[override]
-        """As the method."""
-        return only_by_gradients(self.rule)
-
-    @property
-    def kept_phases(self) -> tuple[str, ...]:  # type: ignore[override]
-        """As the method."""
-        return self.rule.kept_phases
-
-    @property
-    def uploads(self) -> type[Any]:
-        """As the method: what is declared to leave the device."""
-        return self.rule.uploads
 
     @property
     def offline(self) -> Callable[[Problem, WithError, Data], WithError] | None:
@@ -100,14 +70,6 @@ class CompressedClient(ClientRule):
         """As the method."""
         own = self.rule.packed
         return None if own is None else lambda problem, message, state: own(problem, message, _own(state))
-
-    def bits_of(self, problem: Problem) -> int | None:
-        """As the method."""
-        return self.rule.bits_of(problem)
-
-    def expects(self, problem: Problem, start: Params) -> Tree:
-        """As the method."""
-        return self.rule.expects(problem, start)
 
     def init(self, problem: Problem, down: Any, generator: torch.Generator) -> WithError:
         """The method's state, and e_i = 0."""

@@ -63,7 +63,7 @@ def from_frames(
     whose = None if user is None else _values(f"{where}: column {user!r}", frame[user]).astype(str)
     label: Any = reading.label if isinstance(reading.label, tuple) else next(iter(labels), None)
     found: dict[str, Any] = {"label": label, "user": user, "split": half}
-    if reading.text is not None and not labels:
+    if reading.text is not None and reading.label is None:  # to predict for, texts to classify have no labels
         texts, prompts = (_texts(where, frame, key, reading) for key in ("text", "prompt"))
         known = reading.model_copy(update=found)
         return next_tokens(where, name, texts or (), known, prompts=prompts, user=whose, split=split)

@@ -48,8 +48,15 @@ class _Kept(Sequence[Tree]):
         return len(self._order)
 
     def __getitem__(self, place: Any) -> Any:
+        """Return one, to be let go of before the next; or a slice of them, which are held together."""
+        if isinstance(place, slice):
+            whole = self._updates.whole()
+            return [self._at(each, whole) for each in range(len(self))[place]]
+        return self._at(place, None)
+
+    def _at(self, place: int, whole: memoryview | None) -> Tree:
         which, number = self._order[place]
-        named = self._updates.mapped(number, self._digests[number], number in self._looked)
+        named = self._updates.mapped(number, self._digests[number], number in self._looked, whole)
         self._looked.add(number)
         return _one(wire.from_named(named, self._likes[which]))
 
