@@ -170,6 +170,7 @@ def settings_of(method: str, folder: Path, clients: int, rounds: int, options: a
         "batch": BATCH,
         "epochs": 1,
         "workers": options.cores,
+        "dtype": "bfloat16" if options.bfloat16 else "float32",
         "start": None,
     }
 
@@ -179,7 +180,7 @@ def same_model(options: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         clients = deal(options.data, folder, 1.0, equal=30)
-        settings = settings_of("fedavg", folder, clients, 1, options)
+        settings = settings_of("fedavg", folder, clients, 1, options) | {"dtype": "float32"}
         theirs = settings | {"words": [*settings["words"], "-lbs", "30", "-ls", "3", "-lr", "0.1"]}
         side = Side("pfllib", folder, theirs, 1)
         side.ask(f"model {folder}/start.pt")
@@ -237,6 +238,7 @@ def main() -> None:
     parser.add_argument("--part", type=float, default=1.0, help="share of each client's samples")
     parser.add_argument("--turns", type=int, default=3, help="timed rounds of each side")
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--bfloat16", action="store_true", help="ours rounds the factors of products to it")
     parser.add_argument("--no-check", action="store_true", help="leave out the comparison of models")
     options = parser.parse_args()
     if not (options.pfllib / "main.py").exists():

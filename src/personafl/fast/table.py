@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from personafl.core import algorithm, batches, descend, losses, net, prox, samples, seam
-from personafl.fast import gradient, minibatches, network, singular, sums, training
+from personafl.core import algorithm, batches, descend, losses, net, prox, samples, seam, tree
+from personafl.fast import gradient, minibatches, network, singular, skipping, sums, training
 from personafl.fast import losses as stacked_losses
 from personafl.fast import samples as stacked_samples
 
@@ -22,6 +22,7 @@ FASTER: seam.Table = {
     losses.divergence: stacked_losses.divergence,
     losses.cross_entropy: stacked_losses.cross_entropy,
     algorithm.weighted_sum: sums.weighted_sum,
+    tree.when: skipping.when,
     prox.nuclear: singular.nuclear,
     samples.clipped_sums: stacked_samples.clipped_sums,
     samples.noisy_mean: stacked_samples.noisy_mean,
