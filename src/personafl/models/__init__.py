@@ -88,6 +88,10 @@ def make_net_and_split(
     kind, split = network.adapter, None
     if kind is None and network.personal is not None:
         kind = needed_adapter(_example(base), network.personal)
+    if network.options.get("checkpoint") and kind is None and network.name == "pretrained":
+        raise BadInput(
+            'model.checkpoint: is for adapters beside a frozen model; set model.adapter = "lora", or remove it'
+        )
     make = base if kind is None else _adapted(base, network, kind)
     if network.frozen:
         make = _frozen(make, network.frozen)
