@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from personafl.core import algorithm, batches, descend, losses, net, prox, samples, seam
-from personafl.fast import gradient, minibatches, network, singular, sums, training
+from personafl.core import algorithm, batches, descend, losses, net, prox, samples, seam, tree
+from personafl.fast import gradient, minibatches, network, singular, skipping, sums, training
 from personafl.fast import losses as stacked_losses
 
 
@@ -34,6 +34,7 @@ FASTER: seam.Table = {
     losses.divergence: stacked_losses.divergence,
     losses.cross_entropy: stacked_losses.cross_entropy,
     algorithm.weighted_sum: sums.weighted_sum,
+    tree.when: skipping.when,
     prox.nuclear: singular.nuclear,
     samples.clipped_sums: _of_samples("clipped_sums"),
     samples.noisy_mean: _of_samples("noisy_mean"),
