@@ -7,9 +7,9 @@ own. A cell is the mean over seen clients of the test accuracy in %, of the pers
 of the global one (g); the mean over seeds. `!` marks a personal model more than a point below the better of local
 training and FedAvg, `?` a model no better than always answering the commonest class, `×` a run that failed, with its
 reason below the table. With --tune every method is first tuned alike by so many trials, as `personafl compare --tune`
-does. Runs are kept in --out: what is there is not run again, so a stopped table goes on. With --pick, and data.validation
-set, a second table has for each data set which method validation data alone pick, what it has on test data, and how far
-that is below the method that is best there.
+does. Runs are kept in --out: what is there is not run again, so a stopped table goes on. With --pick, and
+data.validation set, a second table has for each data set which method validation data alone pick, what it has on test
+data, and how far that is below the method that is best there.
 """
 
 from __future__ import annotations

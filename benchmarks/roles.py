@@ -15,6 +15,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,14 +39,19 @@ def roles_of(path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    """Train tokenizer and model, and write them with the clients' texts."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
+    """Train tokenizer and model on the plays that are known, and write them with the clients' texts."""
     known, clients = roles_of(args.data)
     args.out.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"role": name, "text": text}) for name, text in clients.items()]
     (args.out / "roles.jsonl").write_text("\n".join(lines) + "\n")
+    train_decoder(known, list(clients.values()), args)
+
+
+def train_decoder(known: list[str], clients: list[str], args: argparse.Namespace) -> None:
+    """Train tokenizer and model on known texts, and write them; print the perplexity of those of clients."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,7 +67,7 @@ def pretrain(args: argparse.Namespace) -> None:
         rows = tokenizer.encode_batch(texts)
         return torch.tensor([token for row in rows for token in [*row.ids, tokenizer.token_to_id(END)]])
 
-    train, test = packed(known), packed(list(clients.values()))
+    train, test = packed(known), packed(clients)
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=args.vocabulary, n_positions=args.length, n_embd=args.width, n_layer=args.layers, n_head=4,
@@ -142,18 +148,23 @@ def worst(values: np.ndarray) -> float:
     return float(np.sort(values)[-math.ceil(len(values) / 10) :].mean())
 
 
+def add_pretrain(commands: Any, vocabulary: int) -> argparse.ArgumentParser:
+    """Add the command that trains a decoder, with the sizes it has."""
+    parser: argparse.ArgumentParser = commands.add_parser("pretrain")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    sizes = {"vocabulary": vocabulary, "width": 96, "layers": 3, "length": 64, "batch": 32, "steps": 1000}
+    for name, value in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    return parser
+
+
 def main() -> None:
     """Read the arguments and do it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    first = commands.add_parser("pretrain")
-    first.add_argument("data", type=Path)
-    first.add_argument("--out", type=Path, required=True)
-    sizes = {"vocabulary": 512, "width": 96, "layers": 3, "length": 64, "batch": 32, "steps": 1000}
-    for name, value in sizes.items():
-        first.add_argument(f"--{name}", type=int, default=value)
-    first.add_argument("--lr", type=float, default=2e-3)
-    first.set_defaults(call=pretrain)
+    add_pretrain(commands, 512).set_defaults(call=pretrain)
     second = commands.add_parser("table")
     second.add_argument("model", type=Path)
     second.add_argument("runs", type=Path, nargs="+")

@@ -102,7 +102,7 @@ def personafl_side(settings: dict[str, Any], answers: Any) -> None:
         "method": {"name": settings["method"], **settings["options"]},
         "training": {"lr": settings["lr"], "batch": settings["batch"], "epochs": settings["epochs"]},
         "evaluation": {"every": 0},
-        "engine": {"workers": settings["workers"]},
+        "engine": {"workers": settings["workers"], "dtype": settings.get("dtype", "float32")},
     }
     turns.append(Turns(answers))
     turns[0].stop(dict)  # the first round, with what a run prepares, is not counted

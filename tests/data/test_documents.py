@@ -127,6 +127,20 @@ def test_without_a_tokenizer_characters_are_predicted(tmp_path: Path) -> None:
     assert words.label_names == ("(rare)", "d", "a")
 
 
+@pytest.mark.parametrize("unit", ["character", "word"])
+def test_devices_number_no_tokens_by_their_own_texts(unit: Any, tmp_path: Path) -> None:
+    """'abc' and 'bcd' would be the same tokens at two devices, and the model of both be trained on neither."""
+    source = lines(tmp_path / "t.jsonl")
+    np.savez(tmp_path / "t.npz", text=np.frombuffer(b"abcd abcd abcd", dtype=np.uint8), offset=np.array([0, 7, 14]))
+    own = {"unit": unit, "length": 3, "who": "device"}
+    with pytest.raises(BadInput, match=r"devices have others; name a tokenizer in the server's recipe"):
+        load_dataset(source, Reading(text="text", **own))
+    with pytest.raises(BadInput, match=r"devices have others; name a tokenizer in the server's recipe"):
+        load_dataset(str(tmp_path / "t.npz"), Reading(**own))
+    tokens = load_dataset(source, Reading(text="text", tokenizer=word_tokenizer(tmp_path / "words"), **own))
+    assert tokens.label_names == ("<end>", "a", "b", "c", "d")
+
+
 def test_targets_that_the_field_ignores_are_ignored() -> None:
     y = np.array([[1, -100], [-1, 0]])
     data = in_memory((np.array([[0, 1], [1, 0]]), y), Reading())

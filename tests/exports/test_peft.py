@@ -26,8 +26,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def trained(kind: Kind, path: Path, out: Path, method: str, **model: Any) -> tuple[personafl.Result, np.ndarray]:
-    """Return a short run of three clients, and some texts."""
+def trained(
+    kind: Kind, path: Path, out: Path, method: str, more: dict[str, Any] | None = None, **model: Any
+) -> tuple[personafl.Result, np.ndarray]:
+    """Return a short run of three clients, and some texts; `more` are other keys of a recipe."""
     dice = np.random.default_rng(0)
     x = dice.integers(1, WORDS, (30, LENGTH + 1))
     x[::4, LENGTH - 1 :] = PAD
@@ -42,7 +44,7 @@ def trained(kind: Kind, path: Path, out: Path, method: str, **model: Any) -> tup
         "targets": TARGETS[kind],
         **model,
     }
-    settings = {"training.lr": 0.5, **{f"model.{key}": value for key, value in given.items()}}
+    settings = {"training.lr": 0.5, **{f"model.{key}": value for key, value in given.items()}, **(more or {})}
     return personafl.run(data, method, rounds=2, settings=settings, out=out), x
 
 
@@ -60,6 +62,7 @@ def scores(kind: Kind, path: Path, where: Path, x: np.ndarray) -> torch.Tensor:
         ("gpt2", "fedsim", {"personal": "lora_B"}),
         ("llama", "fedavg", {"frozen": "lora_A"}),
         ("bert", "fedsim", {"personal": ["lora_B", "output"]}),
+        ("gpt2", "fedalt", {"personal": "lora_local", "adapters": 2}),  # as one of twice the rank
     ],
 )
 def test_peft_gives_the_scores_of_what_was_exported(
@@ -155,3 +158,23 @@ def test_what_is_refused(path: Path, tmp_path: Path) -> None:
     (where / "adapter_model.safetensors").write_bytes(b"no")
     with pytest.raises(BadInput, match=r"adapter_model.safetensors cannot be read"):
         adapted("llama", path, rank=None, alpha=None, targets=None, adapter_from=str(where))
+
+
+@pytest.mark.parametrize("method", ["quped", "fedslr"])
+def test_quantized_and_sparse_adapters(method: str, path: Path, tmp_path: Path) -> None:
+    """QuPeD's clients have adapters of 2 bits, FedSLR's the shared low-rank ones and sparse ones; peft loads both."""
+    options = {"quped": {"method.bits": 2}, "fedslr": {"method.rank_penalty": 0.01, "method.sparsity": 0.001}}[method]
+    result, x = trained("gpt2", path, tmp_path / "run", method, more=options)
+    clients = [each for each in result.export(tmp_path / "out", "all", peft=True).models if each.client is not None]
+    for file in (each.file for each in clients):
+        ours = personafl.load_model(file)
+        adapters = {name: value for name, value in ours.named_parameters() if "adapter" in name}
+        assert len(adapters) == 8
+        if method == "quped":
+            assert {value.unique().numel() for value in adapters.values()} <= {1, 2, 3, 4}
+            assert len({float(value) for leaf in adapters.values() for value in leaf.detach().unique()}) > 8
+        theirs = scores("gpt2", path, file.with_suffix(""), x)
+        found = ours(torch.from_numpy(x)).detach()
+        assert float((found - theirs[..., : found.shape[-1]]).abs().max()) < 1e-5
+    if method == "fedslr":
+        assert result.rows[0]["parameters"] < 400  # of 512, of the low-rank model and of the sparse one

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from joined import joined
-from models.folders import LENGTH, Kind, PeftNet, adapted, in_peft, peft_model
+from models.folders import LENGTH, Kind, PeftNet, adapted, folder, in_peft, peft_model, tokens
 from personafl.algorithms import METHODS, Training
 from personafl.core import tree, wire
 from personafl.core.algorithm import Problem, for_returning, reduce
@@ -22,6 +22,10 @@ from personafl.core.optim import Sgd
 from personafl.core.seam import using
 from personafl.core.tasks import task_named
 from personafl.core.tree import Tree
+from personafl.errors import BadInput
+from personafl.fast.gradient import gradient_and_value
+from personafl.models import make_net_and_split
+from personafl.models.network import SharedNetwork
 from personafl.simulate.calibrate import in_doubt
 from personafl.simulate.engine import Engine, gather, largest_batch
 from personafl.simulate.trainer import bound
@@ -62,11 +66,12 @@ def gap(found: Tree, expected: Tree) -> float:
     return max((float((ours[name] - leaf).abs().max()) for name, leaf in theirs.items() if leaf.numel()), default=0.0)
 
 
-def check(method: str, kind: Kind, path: Path, personal: str | None) -> None:
-    net, split, data = adapted(kind, path, **({} if personal is None else {"personal": personal}))
+def check(method: str, kind: Kind, path: Path, personal: str | None, **options: Any) -> None:
+    net, split, data = adapted(kind, path, **({} if personal is None else {"personal": personal}), **options)
     task = task_named(data.task)
     ours = Problem(net, task.loss, split=split, correct=task.correct, data=data.shape)
-    theirs = Problem(PeftNet(net, kind, path), task.loss, split=split, correct=task.correct, data=data.shape)
+    other = PeftNet(net, kind, path) if options.get("adapters", 1) == 1 else net  # peft has one at a layer
+    theirs = Problem(other, task.loss, split=split, correct=task.correct, data=data.shape)
     rules = METHODS[method].build(Training(work=Steps(epochs=2, batch=4), optimizer=Sgd(lr=0.5)))
     double = lambda leaf: leaf.to(torch.float64)  # noqa: E731
     start = tree.map(lambda leaf: double(leaf) + 0.1, net.init(torch.Generator().manual_seed(1)))
@@ -115,6 +120,72 @@ def test_llama(method: str, path: Path) -> None:
 @pytest.mark.parametrize("method", sorted(HEADED))
 def test_bert_with_a_head_that_is_trained_too(method: str, path: Path) -> None:
     check(method, "bert", path, {"fedsim": "lora_B", "fedavg": None, "ditto": None}.get(method, "output"))
+
+
+@pytest.mark.parametrize("method", ["fedalt", "fedsim", "fedavg"])
+def test_two_adapters_at_a_layer(method: str, path: Path) -> None:
+    """One shared and one personal (FedDPA): stacked = one by one = core's definitions."""
+    check(method, "gpt2", path, None if method == "fedavg" else "lora_local", adapters=2)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_attention_in_one_pass_gives_the_same_up_to_rounding(kind: Kind, path: Path) -> None:
+    """In float32 training has torch's own attention and samples of all clients as one batch; definitions have not."""
+    net, _, data = adapted(kind, path)
+    net = net.to(torch.device("cpu"), torch.float32)
+    start = {name: value.float() + 0.1 for name, value in net.init(torch.Generator().manual_seed(1)).items()}
+    seen: list[tuple[str, int]] = []
+
+    def look(layer: Any, given: Any, options: dict[str, Any]) -> None:
+        seen.append((layer.config._attn_implementation, len(options["input_ids"])))
+
+    net._module.model.register_forward_pre_hook(look, with_kwargs=True)
+    with using({}):
+        plain = net.apply(start, data.x)
+    alone = net.apply(start, data.x)
+    both = torch.func.vmap(lambda x: net.apply(start, x))(torch.stack([data.x, data.x.flip(0)]))
+    assert seen == [("eager", len(data.x)), ("sdpa", len(data.x)), ("sdpa", 2 * len(data.x))]
+    for found, expected in ((alone, plain), (both[0], plain), (both[1], plain.flip(0))):
+        assert float((found - expected).abs().max()) < 1e-4 * float(plain.abs().max())
+
+
+def runs_of_a_block(kind: Kind, path: Path, **options: Any) -> int:
+    """Return how often one is run for a gradient of two stacked clients."""
+    net, _, data = adapted(kind, path, **options)
+    name = next(name for name, _ in net._module.named_modules() if name.endswith((".mlp", ".intermediate")))
+    seen: list[int] = []
+    net._module.get_submodule(name).register_forward_pre_hook(lambda *_: seen.append(1))
+    start = {name: value.double() + 0.1 for name, value in net.init(torch.Generator()).items()}
+    loss = task_named(data.task).loss
+
+    def gradient(part: torch.Tensor) -> Any:
+        own = {name: value * part for name, value in start.items()}
+        return gradient_and_value(lambda own, _: loss(net.apply(own, data.x), data.y).mean(), own, None)[0]
+
+    torch.func.vmap(gradient)(torch.ones(2, dtype=torch.float64))
+    return len(seen)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_blocks_are_computed_once_more_for_the_gradient(kind: Kind, path: Path) -> None:
+    """Gradient checkpointing: the same numbers, stacked, one by one and in a loop with peft."""
+    check("fedalt", kind, path, "lora_B", checkpoint=True)
+    assert (runs_of_a_block(kind, path), runs_of_a_block(kind, path, checkpoint=True)) == (1, 2)
+    with pytest.raises(BadInput, match=r"model\.checkpoint: is for adapters beside a frozen model"):
+        make_net_and_split(SharedNetwork(source=folder("gpt2", path), checkpoint=True), tokens("next-token"))
+
+
+def test_a_network_that_is_trained_as_a_whole_stacks_as_others_do(path: Path) -> None:
+    """There clients have more than linear layers of their own, and vmap does it."""
+    net, _ = make_net_and_split(SharedNetwork(source=folder("gpt2", path)), tokens("next-token"))
+    net = net.to(torch.device("cpu"), torch.float64)
+    start = {name: value.double() for name, value in net.init(torch.Generator()).items()}
+    x = tokens("next-token").x
+    parts = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    stacked = torch.func.vmap(lambda part: net.apply({n: v * part for n, v in start.items()}, x))(parts)
+    with using({}):
+        alone = net.apply({name: value * 0.5 for name, value in start.items()}, x)
+    assert float((stacked[1] - alone).abs().max()) < 1e-10
 
 
 def test_fedavg_and_fedalt_are_a_loop_with_peft_and_torchs_own_optimizer(path: Path) -> None:

@@ -12,9 +12,19 @@ from models.cases import CASES, F64, FEATURES
 from personafl.core.net import Net
 from personafl.core.rng import generator
 from personafl.errors import BadInput
-from personafl.models import MODELS, AdapterKind, Site, default_adapter, make_net, make_net_and_split, with_adapters
+from personafl.models import (
+    MODELS,
+    AdapterKind,
+    Site,
+    default_adapter,
+    make_net,
+    make_net_and_split,
+    personal_split,
+    with_adapters,
+)
 from personafl.models.adapters import is_adapter
 from personafl.models.network import Network, SharedNetwork
+from personafl.recipe.recipe import Recipe
 
 KINDS = get_args(AdapterKind)
 FITS = {
@@ -151,3 +161,24 @@ def test_what_is_refused() -> None:
     # The weight of its out_proj, a subclass of nn.Linear, is used past its forward().
     with pytest.raises(BadInput, match="'lora' adapters need linear layers"):
         with_adapters(nn.MultiheadAttention(4, 2), "lora")
+
+
+def test_two_lora_at_a_layer_are_added_up() -> None:
+    """Wx + (α/r)(BAx + B′A′x), by hand; each is a part of its own, and one alone has no second."""
+    layer = with_adapters(nn.Linear(4, 3), "lora", size=2, alpha=3.0, count=2).double()
+    names = ["adapter.a.weight", "adapter.b.weight", "adapter.local.a.weight", "adapter.local.b.weight"]
+    assert [name for name, _ in layer.named_parameters()][2:] == names
+    x = torch.randn(5, 4, dtype=torch.float64)
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.normal_()
+        p = dict(layer.named_parameters())
+        low = x @ p[names[0]].T @ p[names[1]].T + x @ p[names[2]].T @ p[names[3]].T
+        assert torch.allclose(layer(x), x @ p["weight"].T + p["bias"] + 1.5 * low, atol=1e-12)
+    for part, personal in (("lora_local", names[2:]), ("lora", names), ("lora_B", [names[1], names[3]])):
+        split = personal_split(layer, part)
+        assert [name for name in p if split.is_personal(name)] == personal
+    with pytest.raises(BadInput, match=r"it has no second adapter at a layer; set model.adapters = 2"):
+        personal_split(with_adapters(nn.Linear(4, 3), "lora"), "lora_local")
+    with pytest.raises(BadInput, match=r"adapters is of lora adapters; set model.adapter"):
+        Recipe.parse({"model": {"adapters": 2}})

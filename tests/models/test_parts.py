@@ -157,7 +157,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "mlp",
             "ouput",
-            r"parts: adapter, auto, base, body, input, lora, lora_A, lora_B, norms, output; parameters: .*1\.weight",
+            r"input, lora, lora_A, lora_B, lora_local, norms, output; parameters: .*1\.weight",
         ),
         ("mlp", "norms", r"'norms' matches no parameter of this model \(it has no normalisation layers"),
         ("linear", "body", r"'body' matches no parameter of this model \(it is all output\)"),
@@ -171,7 +171,7 @@ def test_a_shared_matrix_belongs_to_the_layer_that_has_it_first() -> None:
         (
             "additive",
             "persnal",
-            "parts: adapter, auto, base, body, input, lora, lora_A, lora_B, norms, output, personal; ",
+            "parts: adapter, auto, base, body, input, lora, lora_A, lora_B, lora_local, norms, output, personal; ",
         ),
         ("resnet18", "head", r"stem\.weight, .*, …, .*output\.bias \(\d+ in all\)"),
     ],

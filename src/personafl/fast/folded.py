@@ -7,7 +7,9 @@ torch's own kernels, and only the linear layers that clients have of their own k
     x [clients · batch, …, in] = [clients, batch · …, in];   x Wᵀ + b with W [clients, out, in], b [clients, out]
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,8 +39,10 @@ def folds(net: Net, places: Mapping[str, list[tuple[dict[str, Tensor | None], st
 def called_as_one(net: Net, values: Mapping[str, Tensor], x: Tensor, put: Put) -> Tensor:
     """Return the output for samples x [batch, …] of all stacked clients at once; where none are stacked, of one."""
     stack, own = stack_around(), {name: values[name] for name in net.shapes}
+    if stack is not None:
+        own = {name: stack.plain(value) for name, value in own.items()}
     module: Any = net._module
-    module.fused = True
+    module.fused, module.again = True, functools.partial(_again, net, put, own, stack)
     try:
         if stack is not None:
             return _folded(module, stack, own, x, put)
@@ -47,14 +51,21 @@ def called_as_one(net: Net, values: Mapping[str, Tensor], x: Tensor, put: Put) -
         return output
     finally:
         module.fused = False
+        del module.again
 
 
-def _folded(module: nn.Module, stack: Stack, values: Mapping[str, Tensor], x: Tensor, put: Put) -> Tensor:
-    own = {name: stack.plain(value) for name, value in values.items()}
+def _folded(module: nn.Module, stack: Stack, own: Mapping[str, Tensor], x: Tensor, put: Put) -> Tensor:
     samples = stack.plain(x)
     with Outside(), put(own), _Own(stack.clients):
         output: Tensor = module(samples.flatten(0, 1))
     return stack.each(output.reshape(*samples.shape[:2], *output.shape[1:]))
+
+
+@contextlib.contextmanager
+def _again(net: Net, put: Put, own: Mapping[str, Tensor], stack: Stack | None) -> Iterator[None]:
+    """Have a module as it was while it was called, for what is computed once more in the backward pass."""
+    with net._one_at_a_time, put(own), contextlib.nullcontext() if stack is None else _Own(stack.clients):
+        yield
 
 
 class _Own(TorchFunctionMode):

@@ -2,7 +2,7 @@
 
 - residual (S.-A. Rebuffi et al. 2017): after each 3×3 convolution, before its norm,  y + Conv1×1(GroupNorm(y));
 - bottleneck (N. Houlsby et al. 2019): at each `Site` of a transformer,  x + W₂·gelu(W₁·x + b₁) + b₂;
-- lora (E. Hu et al. 2022): beside linear layers,  Wx + b + (α/r)·B(Ax) with rank r, as `peft` has it.
+- lora (E. Hu et al. 2022): beside linear layers,  Wx + b + (α/r)·B(Ax) with rank r, as `peft` has it; once, or twice.
 
 An adapter is a child called `adapter` of the layer it belongs to, which keeps its own parameters' names: a model
 trained without adapters is loaded by name into one with them.
@@ -111,6 +111,19 @@ class LowRank(nn.Module):
         return result if self.scale == 1 else self.scale * result
 
 
+class TwoLowRank(LowRank):
+    """scale · B(Ax) + scale · B′(A′x): the second one is called `local` (FedDPA, Y. Yang et al. 2024)."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, scale: float = 1.0) -> None:
+        super().__init__(inputs, outputs, rank, scale)
+        self.local = LowRank(inputs, outputs, rank, scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., in] to [..., out]."""
+        result: Tensor = super().forward(x) + self.local(x)
+        return result
+
+
 def with_adapters(
     module: nn.Module,
     kind: AdapterKind,
@@ -118,13 +131,14 @@ def with_adapters(
     size: int = 16,
     alpha: float | None = None,
     targets: Sequence[str] | None = None,
+    count: Literal[1, 2] = 1,
 ) -> nn.Module:
     """Return a copy of a network with adapters in their places, drawn from torch's generator.
 
     `size` is the bottleneck's width or LoRA's rank r, scaled by α/r (None: 1); a residual adapter has its
     convolution's. `targets` are the layers that get one: names, ends of names, or regular expressions for whole names
-    (None: those that the module declares as its `targets`, or all that an adapter fits). Frozen parameters are not
-    copied.
+    (None: those that the module declares as its `targets`, or all that an adapter fits). LoRA may be there twice at
+    each layer: `count`. Frozen parameters are not copied.
     """
     if size < 1:
         raise BadInput(f"model.adapter_size: must be at least 1 (given: {size})")
@@ -142,7 +156,7 @@ def with_adapters(
     like = like.to(torch.promote_types(like.dtype, torch.float32))
     wanted = getattr(module, "targets", None) if targets is None else targets
     for name in places if wanted is None else _targeted(module, places, wanted):
-        _adapt(places[name], size, 1.0 if alpha is None else alpha / size, like)
+        _adapt(places[name], size, 1.0 if alpha is None else alpha / size, like, TwoLowRank if count == 2 else LowRank)
     return module
 
 
@@ -198,20 +212,20 @@ def _means(target: str, pattern: re.Pattern[str], name: str) -> bool:
     return name == target or name.endswith(f".{target}") or any(map(pattern.fullmatch, whole))
 
 
-def _adapt(layer: nn.Module, size: int, scale: float, like: Tensor) -> None:
+def _adapt(layer: nn.Module, size: int, scale: float, like: Tensor, lora: type[LowRank]) -> None:
     """Turn a layer into its adapted subclass in place: its parameters, hooks and every name for it stay."""
     adapter: nn.Module
     if isinstance(layer, nn.Conv2d):
         adapter = Residual(layer.out_channels)
         layer.__class__ = AdaptedConv2d
     elif isinstance(layer, nn.Linear):
-        adapter = LowRank(layer.in_features, layer.out_features, size, scale)
+        adapter = lora(layer.in_features, layer.out_features, size, scale)
         layer.__class__ = AdaptedLinear
     elif is_conv1d(layer):
         from personafl.models.conv1d import AdaptedConv1D  # here, for it needs transformers
 
         inputs, outputs = layer.get_parameter("weight").shape
-        adapter = LowRank(inputs, outputs, size, scale)
+        adapter = lora(inputs, outputs, size, scale)
         layer.__class__ = AdaptedConv1D
     else:
         assert isinstance(layer, Site)

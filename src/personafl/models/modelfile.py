@@ -47,6 +47,8 @@ def network_text(network: Network) -> str:
     known = {"rank", "alpha", "targets", "frozen"}
     if getattr(network, "frozen", None):  # else all that came from there is trained, and in the file
         known |= {"adapter_from", "adapter_sha256"}
+    if getattr(network, "adapters", 1) == 2:
+        known.add("adapters")
     lora = network.model_dump(mode="json", include=known, exclude_none=True)
     parts |= lora if isinstance(network, SharedNetwork) else {}
     values = {"name": network.name or None, "options": network.options, "buffers": network.buffers, **parts}

@@ -2,7 +2,7 @@
 
 from math import ceil, log2
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn
@@ -60,6 +60,7 @@ class SharedNetwork(Network):
     adapter_size: Positive = 16  # width of a bottleneck, and lora's rank where there is no other
     rank: Positive | None = None  # of lora; None: adapter_size
     alpha: Annotated[float, Field(gt=0)] | None = None  # lora is scaled by alpha / rank; None: by 1
+    adapters: Literal[1, 2] = 1  # of lora at a layer: two are added up, and the second is the part "lora_local"
     targets: tuple[str, ...] | None = None  # layers with an adapter; None: all that it fits, see docs/adapters.md
     frozen: str | tuple[str, ...] | None = None  # parts or patterns that are not trained, besides a pretrained model
     adapter_from: str | None = None  # folder that peft wrote, whose adapters training starts from
@@ -73,6 +74,7 @@ class SharedNetwork(Network):
     @model_validator(mode="after")
     def _of_lora(self) -> Self:
         given = [key for key in ("rank", "alpha", "targets", "adapter_from") if getattr(self, key) is not None]
+        given += ["adapters"] if self.adapters == 2 else []
         if given and self.adapter != "lora":
             raise ValueError(f'{", ".join(given)} is of lora adapters; set model.adapter = "lora", or remove it')
         return self
@@ -96,13 +98,13 @@ class SharedNetwork(Network):
         """Return a copy of a module with adapters of a kind, as the record has them."""
         size = self.adapter_size if self.rank is None else self.rank
         if self.adapter_from is None:
-            return with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets)
+            return with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets, count=self.adapters)
         from personafl.models.peftfolder import put_in, same, told
 
         if self.rank is None:
             return self.model_copy(update=told(self.adapter_from)).adapted(module, kind)
         same(self.adapter_from, self.adapter_sha256)
-        made = with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets)
+        made = with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets, count=self.adapters)
         put_in(made, self.adapter_from)
         return made
 

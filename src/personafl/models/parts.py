@@ -6,6 +6,7 @@
 - `auto`: what a module declares to be that, because its output suits personal parts badly; else the output;
 - `adapter`: all adapters, and the norms too where adapters have sites, in transformers (FedAlt/FedSim);
 - `lora`, `lora_A`, `lora_B`: of the adapters B(Ax) both matrices, or one of them (FedSA-LoRA, FFA-LoRA);
+- `lora_local`: where there are two at a layer, the second ones (FedDPA);
 - `base`: everything but adapters and the output;
 - anything else: a glob (`head.*`) or a regular expression (`re:…`) for parameter names.
 
@@ -24,15 +25,17 @@ from personafl.models.adapters import AdapterKind, Site, default_adapter, is_ada
 
 _NORM = re.compile(r"Norm(\dd)?$")  # of a class: GroupNorm, BatchNorm2d, RMSNorm, and the user's own
 _LORA = {
-    "lora": (r"re:(.*\.)?adapter\.[ab]\.weight",),
-    "lora_A": (r"re:(.*\.)?adapter\.a\.weight",),
-    "lora_B": (r"re:(.*\.)?adapter\.b\.weight",),
+    "lora": (r"re:(.*\.)?adapter\.(local\.)?[ab]\.weight",),
+    "lora_A": (r"re:(.*\.)?adapter\.(local\.)?a\.weight",),
+    "lora_B": (r"re:(.*\.)?adapter\.(local\.)?b\.weight",),
+    "lora_local": (r"re:(.*\.)?adapter\.local\.[ab]\.weight",),
 }
 _PARTS = ("adapter", "auto", "base", "body", "input", *_LORA, "norms", "output")
 _MISSING = {
     "norms": "it has no normalisation layers with parameters",
     "adapter": "it has no adapters",
     **dict.fromkeys(_LORA, "it has no lora adapters"),
+    "lora_local": "it has no second adapter at a layer; set model.adapters = 2",
     "body": "it is all output",
 }
 

@@ -17,7 +17,7 @@ from torch import nn
 from personafl.core.split import listed
 from personafl.core.tree import Params
 from personafl.errors import BadInput
-from personafl.models.adapters import LowRank, is_conv1d
+from personafl.models.adapters import LowRank, TwoLowRank, is_conv1d
 from personafl.models.pretrained import Pretrained, checked_fingerprint
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -28,22 +28,23 @@ _WHERE = "model.adapter_from"
 
 def files_of(module: nn.Module, weights: Params) -> dict[str, bytes]:
     """Return the files of a folder by name, for a network with these weights; what is frozen is the module's."""
-    values = dict(module.named_parameters()) | weights
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LowRank)}
+    layers = _layers(module)
+    values = _joined(dict(module.named_parameters()) | weights, layers)
     if not (isinstance(module, Pretrained) and layers):
         raise BadInput('peft: is for lora adapters on a Hugging Face model (model.source, model.adapter = "lora")')
     names = _names(module, layers)
-    if extra := sorted(weights.keys() - names.keys()):
+    if extra := sorted((weights.keys() & values.keys()) - names.keys()):
         raise BadInput(
             f"peft: {listed(extra)} is trained too, and a folder of peft has adapters alone; use model files"
         )
-    one = next(iter(layers.values()))
+    first, one = next(iter(layers.items()))
+    rank = len(values[f"{first}.a.weight"])
     config = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if module.own_classes else "CAUSAL_LM",
         "base_model_name_or_path": module.source,
-        "r": len(one.a.weight),
-        "lora_alpha": one.scale * len(one.a.weight),
+        "r": rank,
+        "lora_alpha": one.scale * rank,
         "lora_dropout": 0.0,
         "target_modules": [_base_name(name) for name in layers],
         "modules_to_save": sorted({_saved(module, name) for name in module.head}) or None,
@@ -83,8 +84,7 @@ def put_in(module: nn.Module, folder: str) -> None:
         raise BadInput(
             f"{_WHERE}: {path} cannot be read ({error}); give a folder that peft's save_pretrained wrote"
         ) from error
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LowRank)}
-    names = _names(module, layers)
+    names = _names(module, _layers(module))
     own = dict(module.named_parameters())
     # A classifier for other classes, or none, is no matter: it is drawn anew.
     head = {theirs for ours, theirs in names.items() if ".adapter." not in ours}
@@ -97,6 +97,23 @@ def put_in(module: nn.Module, folder: str) -> None:
         for ours, theirs in names.items():
             if theirs in found.keys() - wrong:
                 own[ours].copy_(found[theirs])
+
+
+def _layers(module: nn.Module) -> dict[str, LowRank]:
+    """Return the adapters of a network; of two at a layer the first, in which the second is."""
+    found = {name: layer for name, layer in module.named_modules() if isinstance(layer, LowRank)}
+    return {name: layer for name, layer in found.items() if name.rpartition(".")[0] not in found}
+
+
+def _joined(values: Mapping[str, torch.Tensor], layers: Mapping[str, LowRank]) -> dict[str, torch.Tensor]:
+    """Return parameters with two adapters at a layer as one of twice their rank: BAx + B′A′x = [B B′][A; A′]x."""
+    made = dict(values)
+    for name, layer in layers.items():
+        if isinstance(layer, TwoLowRank):
+            for part, axis in (("a.weight", 0), ("b.weight", 1)):
+                both = made[f"{name}.{part}"], made.pop(f"{name}.local.{part}")
+                made[f"{name}.{part}"] = torch.cat([value.detach() for value in both], axis)
+    return made
 
 
 def _names(module: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, str]:

@@ -8,13 +8,14 @@ no vmap around, whoever calls may have torch's own attention instead (`fused`).
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from personafl.core.net import copied
 from personafl.core.shape import TaskName
@@ -35,6 +36,7 @@ class Pretrained(nn.Module):
     model: Any
     apart = True  # a text's scores depend on no other text: those of several clients may be one batch
     fused = False  # whether attention is torch's own, in one pass, which does not stack: equal up to rounding
+    again: Callable[[], AbstractContextManager[None]] = nullcontext  # what a block is computed in, if it is once more
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Pretrained(nn.Module):
         sha256: str | None = None,
         base_dtype: Precision = "float32",
         pad_token: int | None = None,
+        checkpoint: bool = False,  # whether blocks are computed again for the gradient, which takes less memory
     ) -> None:
         super().__init__()
         if task not in _AUTO:
@@ -56,6 +59,7 @@ class Pretrained(nn.Module):
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
         self._how = "eager"
+        self.blocks = _blocks(self.model, self._checkpointed, folder) if checkpoint else []
         _simplify(self.model)
         self.source = str(folder)
         self.classes, self.own_classes = classes, task == "classification"
@@ -88,6 +92,8 @@ class Pretrained(nn.Module):
         kind = self.model.dtype
         # Not in float64: of some models the written-out one has its softmax in float32, and would not be the same.
         self._attend("sdpa" if self.fused and self.model._supports_sdpa and kind is not torch.float64 else "eager")
+        for block in self.blocks:
+            block.gradient_checkpointing = self.fused
         length = tokens.shape[1]
         seen = torch.ones(
             1, 1, length, length, dtype=torch.bool, device=tokens.device
@@ -105,6 +111,15 @@ class Pretrained(nn.Module):
         """Have attention computed so."""
         if how != self._how:  # to ask the configuration takes as long as a small layer
             self.model.config._attn_implementation = self._how = how
+
+    def _checkpointed(self, block: Callable[..., Any], *given: Any) -> Any:
+        """Return what a block makes of its inputs, all that is kept of it: it is computed once more for the gradient.
+
+        By then the module has other values in it, so that is done in the context that `again` makes now.
+        """
+        context = self.again()
+        both = lambda: (nullcontext(), context)  # noqa: E731
+        return recomputed(block, *given, use_reentrant=False, preserve_rng_state=False, context_fn=both)
 
     def freeze(self) -> None:
         """Make everything but a classifier's own layers constant."""
@@ -133,6 +148,24 @@ def _simplify(model: nn.Module) -> None:
         for name, child in layer.named_children():
             if type(child).__name__ == "NewGELUActivation":
                 setattr(layer, name, nn.GELU(approximate="tanh"))
+
+
+def _blocks(model: nn.Module, run: Callable[..., Any], folder: Path) -> list[Any]:
+    """Return the blocks of a model that can be computed once more, and have `run` do so."""
+    blocks: list[Any] = [layer for layer in model.modules() if isinstance(layer, _block_type())]
+    if not blocks:
+        raise BadInput(
+            f"model.checkpoint: the model in {folder} has no blocks that can be computed again; leave it out"
+        )
+    for block in blocks:
+        block._gradient_checkpointing_func = run
+    return blocks
+
+
+def _block_type() -> type[nn.Module]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return GradientCheckpointingLayer
 
 
 def _exact(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

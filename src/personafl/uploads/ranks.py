@@ -13,6 +13,7 @@ trains: none of this is here.) What is sent to clients is one message for all of
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,8 @@ from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 from personafl.uploads.aroundclient import AroundClient
 
-AXES = {"adapter.a.weight": 0, "adapter.b.weight": 1}  # which axis of a matrix is the rank's
+_MATRIX = re.compile(r"(.*\.)?adapter\.(local\.)?([ab])\.weight")
+_AXIS = {"a": 0, "b": 1}  # which axis of a matrix is the rank's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,8 @@ def check_rank(rank: int, shapes: Mapping[str, torch.Size], key: str) -> None:
 
 
 def _axis(name: str) -> int | None:
-    return AXES.get(".".join(name.split(".")[-3:]))
+    found = _MATRIX.fullmatch(name)
+    return None if found is None else _AXIS[found[3]]
 
 
 def _each(message: Tree, function: Callable[[Tensor, int], Tree]) -> Tree:
