@@ -59,7 +59,9 @@ def take_all(of: Rounds) -> None:
     of.open_next()
     going = of._open
     for number in going.cohort:
-        of.accept(device(number), Update(round=going.number, model=going.model, samples=50), upload(of, number))
+        of.accept(
+            device(number), Update(round=going.number, model=going.letters.digest, samples=50), upload(of, number)
+        )
 
 
 def test_a_round_closes_with_one_update_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +237,7 @@ def offers(of: Rounds, numbers: range, payloads: dict[int, bytes] | None = None)
     made = []
     for number in numbers:
         data = (payloads or {}).get(number, upload(of, number))
-        update = Update(round=going.number, model=going.model, samples=50)
+        update = Update(round=going.number, model=going.letters.digest, samples=50)
         made.append(Offer(device(number), update, data, digest_of(data)))
     return made
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from personafl.core import algorithm, batches, descend, losses, net, prox, samples, seam, tree
+from personafl.core import batches, descend, losses, net, prox, reduced, samples, seam, tree
 from personafl.fast import gradient, minibatches, network, singular, skipping, sums, training
 from personafl.fast import losses as stacked_losses
 
@@ -33,7 +33,7 @@ FASTER: seam.Table = {
     losses.mean_of_real: stacked_losses.mean_of_real,
     losses.divergence: stacked_losses.divergence,
     losses.cross_entropy: stacked_losses.cross_entropy,
-    algorithm.weighted_sum: sums.weighted_sum,
+    reduced.weighted_sum: sums.weighted_sum,
     tree.when: skipping.when,
     prox.nuclear: singular.nuclear,
     samples.clipped_sums: _of_samples("clipped_sums"),
