@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import personafl
-from roles import add_pretrain, line, train_decoder
+from roles import add_pretrain, line, runs_of, train_decoder
 
 LEAST = 60  # texts of an agency that is a client
 REFERENCE = "head"  # the variant that others are compared with: the model as it is, and one head for all
@@ -45,7 +45,7 @@ def pretrain(args: argparse.Namespace) -> None:
 
 def table(args: argparse.Namespace) -> None:
     """Print what each variant gives the agencies: accuracy in %, who is hurt, and bytes; mean ± std over seeds."""
-    runs = [run for path in args.runs for run in personafl.load(path).results]
+    runs = runs_of(args.runs)
     scores = {(run.rows[0]["method"], run.rows[0]["seed"]): own_scores(run) for run in runs}
     print("| variant | mean | worst 10% | % hurt | kB up, a client and round |")
     print("|---|---|---|---|---|")
