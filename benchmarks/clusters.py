@@ -1,6 +1,6 @@
 """Do IFCA and FedEM find the groups of clients? Rotated MNIST: a fourth of the clients each by 0, 90, 180, 270 degrees.
 
-    python benchmarks/clusters.py mnist.npz --methods fedavg,local,ifca [--clients 40] [--seeds 0,1,2]
+    python benchmarks/clusters.py mnist.npz --methods fedavg,local,ifca,fedfomo,pfedhn [--clients 40] [--seeds 0,1,2]
     python benchmarks/clusters.py mnist.npz --methods fedem --rounds 30 --lr 0.3
 
 A client is found if its cluster, FedEM's component of the largest weight, is that of its group: clusters are matched
@@ -91,8 +91,8 @@ def tried(method: str, data: FederatedData, rounds: int, seed: int, lr: float) -
         simulation = Simulation(federation, Store(Path(folder) / "states", 2**30))
         for number in range(rounds):
             simulation.step(number)
-        down = wire.dense(algorithm.server.broadcast(simulation.server))
-        like = algorithm.client.init(problem, down, torch.Generator())
+        sent = [wire.dense(simulation.message_to(client)) for client in clients.tolist()]
+        like = algorithm.client.init(problem, sent[0], torch.Generator())
         states = [
             tree.unflatten(like, simulation.store.get(client)) if tree.leaves(like) else like for client in clients
         ]
@@ -101,7 +101,7 @@ def tried(method: str, data: FederatedData, rounds: int, seed: int, lr: float) -
         if method not in ("ifca", "fedem")
         else matched(np.array([int(tree.leaves(state)[0].argmax()) for state in states]))
     )
-    found = [algorithm.client.models(problem, down, state) for state in states]
+    found = [algorithm.client.models(problem, *each) for each in zip(sent, states, strict=True)]
     models = tree.stack([each.get("personal", each.get("global")) for each in found])
     return share, float(try_personal(problem, models, data, data.test, clients).hits.mean())
 

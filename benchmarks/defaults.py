@@ -7,7 +7,9 @@ own. A cell is the mean over seen clients of the test accuracy in %, of the pers
 of the global one (g); the mean over seeds. `!` marks a personal model more than a point below the better of local
 training and FedAvg, `?` a model no better than always answering the commonest class, `×` a run that failed, with its
 reason below the table. With --tune every method is first tuned alike by so many trials, as `personafl compare --tune`
-does. Runs are kept in --out: what is there is not run again, so a stopped table goes on.
+does. Runs are kept in --out: what is there is not run again, so a stopped table goes on. With --pick, and
+data.validation set, a second table has for each data set which method validation data alone pick, what it has on test
+data, and how far that is below the method that is best there.
 """
 
 from __future__ import annotations
@@ -122,6 +124,43 @@ def table(out: Path, sets: list[str], methods: list[str], seeds: list[int], tune
     return "\n".join([*lines, "", *reasons])
 
 
+def picks(out: Path, sets: list[str], methods: list[str], seeds: list[int], tune: int | None) -> str:
+    """Return what validation data pick for each data set, as Markdown."""
+    from personafl.errors import BadInput
+    from personafl.report.picking import pick
+    from personafl.runs.result import Result
+
+    titles = [
+        "data",
+        "methods",
+        "picked",
+        "validation",
+        "test",
+        "best on test",
+        "test",
+        "behind",
+        "at random",
+        "by seed",
+    ]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for name in sets:
+        paths = [(how, place(out, name, how, seed, tune)) for how in methods for seed in seeds]
+        found = [(how, Result.load(path)) for how, path in paths if (path / "result.json").exists()]
+        try:
+            picked = pick(found)
+        except BadInput as error:
+            lines.append(f"| {name} | {error} |")
+            continue
+        one = picked.whole
+        numbers = [f"{100 * value:.1f}" for value in (one.validation, one.test, one.best_test)]
+        behind = "0" if picked.pair is None else f"{picked.pair.mean:.1f} ± {picked.pair.half:.1f}"
+        level = f" (level with {', '.join(one.level)})" if one.level else ""
+        by_seed = ", ".join(f"{each.method} {100 * each.behind:.1f}" for each in picked.seeds)
+        cells = [name, str(len(picked.methods)), one.method + level, *numbers[:2], one.best, numbers[2], behind]
+        lines.append("| " + " | ".join([*cells, f"{100 * picked.at_random:.1f}", by_seed]) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run what is missing and print the table."""
     from personafl.algorithms import METHODS
@@ -135,6 +174,7 @@ def main() -> None:
     parser.add_argument("--tune", type=int, help="trials that each method is tuned by first")
     parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("--pick", action="store_true", help="also print what validation data pick")
     parser.add_argument("--show", action="store_true", help="run nothing, print what is there")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
@@ -154,6 +194,8 @@ def main() -> None:
             line, seconds = done.result()
             print(f"{number}/{len(tasks)} {line} ({seconds:.0f} s)", file=sys.stderr, flush=True)
     print(table(options.out, sets, methods, seeds, options.tune))
+    if options.pick:
+        print(picks(options.out, sets, methods, seeds, options.tune))
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> personafl.Result:
         pytest.param(lambda run: run.model("a", "chosen"), r"no validation data to choose by", id="no choice"),
         pytest.param(lambda run: run.predict("a", X[:, :2]), r"x: samples have shape \[2\]", id="other inputs"),
         pytest.param(lambda run: run.predict("a", X[0]), r"x: x has shape \[3\]", id="no samples"),
-        pytest.param(lambda run: run.predict("a", FRAME[["p", "q"]]), r"'r', which is no column", id="no such column"),
+        pytest.param(lambda run: run.predict("a", FRAME[["p", "q"]]), "has no column 'r'", id="no such column"),
         pytest.param(lambda run: run.extend(0), r"rounds = 0: give how many more", id="no rounds"),
         pytest.param(lambda run: run.extend(2.5), r"rounds = 2\.5: give how many more", id="half a round"),
     ],

@@ -114,13 +114,13 @@ def by_hand(name: str, case: Case, down: Any, state: Any, batch: Batch) -> Param
     if name == "fedrod":  # φ − lr ∇_φ f(θ, ψ + φ)
         whole = slope(down.model | {key: down.model[key] + value for key, value in state.head.items()})
         return stepped(state.head, {key: whole[key] for key in state.head})
-    if name in ("finetune", "perfedavg", "fedbcd"):  # from w; FedBCD's pull is 0 at x = z
+    if name in ("finetune", "perfedavg", "fedbcd", "pfedhn"):  # from w; FedBCD's pull is 0 at x = z
         return stepped(down.model, slope(down.model))
     if name == "fedbcdi":  # then one pull, γ = 0.5
         return stepped(down.model, slope(down.model), 0.5 * LR)
     if name == "pfedme":  # from θ = w, where the pull is 0
         return stepped(down.model, slope(down.model))
-    if name in ("local", "binaryrelax"):
+    if name in ("local", "binaryrelax", "fedfomo"):
         return stepped(state.model, slope(state.model))
     if name == "ditto":
         return stepped(state.model, tree.add(slope(state.model), tree.scale(tree.sub(state.model, down.model), 0.3)))

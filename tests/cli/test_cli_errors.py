@@ -283,7 +283,8 @@ KEYS = [
     ("model.name=mlp model.hidden=[0]", "model.hidden: input should be greater than or equal to 1"),
     (
         "model.name=linear model.hidden=[3]",
-        "model.hidden: unknown key; valid: adapter, adapter_from, adapter_size, alpha, buffers, frozen, name, personal",
+        "model.hidden: unknown key; valid: adapter, adapter_from, ",
+        "buffers, frozen, name, personal",
     ),
     ("model.buffers=keep", "model.buffers", "'dropped'"),
     ("model.name=cnn", "'cnn'", "for images", "use mlp"),

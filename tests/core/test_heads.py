@@ -52,9 +52,9 @@ def test_a_valved_head() -> None:
 
 def test_the_shared_network_stays_as_it_was() -> None:
     net = Net(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4)))
-    net.unstackable = "a layer"
+    net.unstackable, net.sample_bytes = "a layer", 2**30
     other = with_head(net, Split(("1.*",)), "gated")
-    assert (other.head, other.unstackable, net.head) == ("gated", "a layer", None)
+    assert (other.head, other.unstackable, other.sample_bytes, net.head) == ("gated", "a layer", 2**30, None)
     assert net.shapes.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 

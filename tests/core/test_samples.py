@@ -190,7 +190,7 @@ BY_GRADIENTS = [name for name in METHODS if only_by_gradients(METHODS[name].buil
 OPTIONS: dict[str, Any] = {"qupel": {"bits": 2}}  # without, it has one gradient of each minibatch too
 OTHERWISE = {
     *("pfedme", "perfedavg", "quped", "qupel", "fml", "fedrod"),
-    *("fedproto", "fedpac", "feddbe", "fedcp", "gpfl", "ifca", "fedem"),
+    *("fedproto", "fedpac", "feddbe", "fedcp", "gpfl", "ifca", "fedem", "fedfomo"),
 }
 
 

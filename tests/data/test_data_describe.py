@@ -105,7 +105,7 @@ def test_what_will_hurt_is_said() -> None:
     data, config = rows(x, y, user)
     text = said(data, config)
     assert "inputs standardised per feature (3), from sums over 4 clients' training data" in text
-    assert "note: 1 clients with fewer than 2 samples left out: 4" in text
+    assert "note: 1 client with fewer than 2 samples left out: 4" in text
     assert "1 of 3 features (1) never change" in text
     assert "1 of 4 clients (3) has fewer than 10 training samples" in text
     assert "1 of 4 clients (2) has one class only" in text

@@ -19,7 +19,8 @@ from personafl.errors import BadInput
 
 def dataset(names: list[str], labels: Any = None) -> Dataset:
     y = np.arange(60) % max(len(names), 1) if labels is None else np.asarray(labels)
-    return checked("test", name="toy", x=np.zeros((len(y), 2), np.float32), y=y, label_names=names)
+    x = np.zeros((len(y), 2), np.float32 if y.ndim == 1 else np.int64)
+    return checked("test", name="toy", x=x, y=y, label_names=names)
 
 
 def dealt(source: Dataset, **values: Any) -> FederatedData:

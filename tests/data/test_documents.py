@@ -16,9 +16,10 @@ from personafl.core.reading import Reading
 from personafl.data.build import federate
 from personafl.data.config import DataConfig
 from personafl.data.sources import load_dataset
-from personafl.data.sources.memory import in_memory
+from personafl.data.sources.memory import in_memory, inputs_of
+from personafl.data.sources.tokens import tokens_in
 from personafl.errors import BadInput
-from tokenizers_of import word_tokenizer
+from tokenizers_of import END, word_tokenizer
 
 ROWS = [
     {"author": "ann", "text": "a b", "kind": "x"},
@@ -105,6 +106,17 @@ def test_texts_are_classified(tmp_path: Path) -> None:
     assert again.x.tolist() == [[2, 0]]
 
 
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_texts_to_classify_without_labels_are_read_as_those_with_them(tokenizer: bool, tmp_path: Path) -> None:
+    """One row of tokens for each text: not blocks of all of them, whose next tokens are predicted."""
+    more = {} if tokenizer else {"tokenizer": None}
+    data = load_dataset(lines(tmp_path / "t.jsonl"), reading(tmp_path, label="kind", **more))
+    known = data.reading.model_copy(update={"who": "predict"})
+    bare = [{"text": row["text"]} for row in ROWS]
+    assert torch.equal(load_dataset(lines(tmp_path / "bare.jsonl", bare), known).x, data.x)
+    assert torch.equal(inputs_of(pd.DataFrame(bare), known, tokens=True), data.x)
+
+
 def test_without_a_tokenizer_characters_are_predicted(tmp_path: Path) -> None:
     """Ann's texts are 'a b', a new line, and 'c d a'."""
     data = load_dataset(lines(tmp_path / "t.jsonl"), Reading(**{**TEXT, "length": 8}))
@@ -113,6 +125,20 @@ def test_without_a_tokenizer_characters_are_predicted(tmp_path: Path) -> None:
     assert data.y[0].tolist() == [1, 3, 0, 4, 1, 5, 1, 2]
     words = load_dataset(lines(tmp_path / "t.jsonl"), Reading(**TEXT, unit="word", vocabulary=3))
     assert words.label_names == ("(rare)", "d", "a")
+
+
+@pytest.mark.parametrize("unit", ["character", "word"])
+def test_devices_number_no_tokens_by_their_own_texts(unit: Any, tmp_path: Path) -> None:
+    """'abc' and 'bcd' would be the same tokens at two devices, and the model of both be trained on neither."""
+    source = lines(tmp_path / "t.jsonl")
+    np.savez(tmp_path / "t.npz", text=np.frombuffer(b"abcd abcd abcd", dtype=np.uint8), offset=np.array([0, 7, 14]))
+    own = {"unit": unit, "length": 3, "who": "device"}
+    with pytest.raises(BadInput, match=r"devices have others; name a tokenizer in the server's recipe"):
+        load_dataset(source, Reading(text="text", **own))
+    with pytest.raises(BadInput, match=r"devices have others; name a tokenizer in the server's recipe"):
+        load_dataset(str(tmp_path / "t.npz"), Reading(**own))
+    tokens = load_dataset(source, Reading(text="text", tokenizer=word_tokenizer(tmp_path / "words"), **own))
+    assert tokens.label_names == ("<end>", "a", "b", "c", "d")
 
 
 def test_targets_that_the_field_ignores_are_ignored() -> None:
@@ -195,6 +221,22 @@ def test_what_is_wrong_with_a_tokenizer_in_one_line(tmp_path: Path) -> None:
     assert "makes no token of text 5; remove it" in error_of(whole, label="kind")
     (tmp_path / "whole" / "tokenizer.json").write_text("{")
     assert "tokenizer.json is damaged" in error_of(whole, label="kind")
+
+
+def test_a_tokenizer_that_texts_do_not_suit_is_named(tmp_path: Path) -> None:
+    """One that puts more around a text than there is room for, and one that does not know what to do with a word."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the hf extra is not installed")
+    folder = Path(word_tokenizer(tmp_path / "words"))
+    whole = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.post_processor = tokenizers.processors.TemplateProcessing(single=f"{END} $A {END}", special_tokens=[(END, 0)])
+    whole.save(str(folder / "tokenizer.json"))
+    assert tokens_in(str(folder)).padded(["a b", "c"], 3).tolist() == [[0, 1, 0], [0, 3, 0]]
+    with pytest.raises(BadInput, match=r"data.tokenizer = .* special tokens around a text; set data.length above that"):
+        tokens_in(str(folder)).padded(["a b", "c"], 1)
+    whole.model = tokenizers.models.WordLevel({"a": 1}, unk_token="nothing")
+    whole.save(str(folder / "tokenizer.json"))
+    with pytest.raises(BadInput, match=r"data.tokenizer = .*: cannot read texts \(.*\); save it again"):
+        tokens_in(str(folder)).encode(["b"])
 
 
 @pytest.mark.parametrize("number", [None, 2**31])

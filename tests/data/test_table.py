@@ -220,7 +220,7 @@ NAMES = "".join(f"n{n},{n % 7},{n % 2}\n" for n in range(60))
         ("a,b,y\n1,,0\n2,,1\n", {"missing": "mean"}, "column 'b': all values are missing; leave"),
         ("a,y\n1,0\n,1\n", {"missing": {}}, r"column 'a': 1 of 2 values are missing; add it to data\.missing"),
         ("a,y\n1,0\n,1\n", {"who": "device", "features": ("a",), "missing": "mean"}, r"data\.missing = \{a = 0\}"),
-        ("a,y\n1,0\n2,\n", {}, "column 'y': 1 of 2 values are missing; remove these rows or fill them in"),
+        ("a,y\n1,0\n2,\n", {}, "column 'y': 1 of 2 values are missing .*; remove these rows or fill them in"),
         ("a,user,y\n1,u,0\n2,,1\n", {}, "column 'user': 1 of 2 values are missing"),
         ("a,y\n1,0\ninf,1\n", {}, "column 'a': row 2 has inf, which no model can learn from; correct it, or leave"),
         ("a,y\n1e300,0\n2,1\n", {}, r"column 'a': row 1 has 1e\+300"),

@@ -66,7 +66,7 @@ def with_model(folder: Path) -> Path:
     with Offline(quick_recipe(), folder) as run:
         run.go_on()
         client = run.clients[0]
-        client.receive(run.rounds.final())
+        client.receive(run.rounds.final().whole)
         (folder / "kept").mkdir()
         keep_best(client, folder / "kept")
     return folder

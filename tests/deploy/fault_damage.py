@@ -303,7 +303,7 @@ def _finished(folder: Path) -> None:
     walk(folder)
     with Rounds(read_recipe(folder), folder / "run") as rounds:
         device = Device.opened(folder, 0, rounds.served.to_toml().encode(), rounds.run)
-        device.client.receive(rounds.final())
+        device.client.receive(rounds.final().whole)
         keep_best(device.client, folder / "devices" / "device-0")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import States, plain, recipe_of
 
 from personafl.core import wire
@@ -15,6 +17,7 @@ from personafl.deploy.device.device import _DROPPED
 from personafl.deploy.device.training import LocalClient
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Hello, Refused, Update
+from personafl.deploy.server import updates
 from personafl.deploy.server.rounds import Rounds
 from personafl.recipe.recipe import Recipe
 
@@ -29,6 +32,22 @@ def quick_recipe(clients: int = 2, rounds: int = 4, deploy: dict[str, Any] | Non
 
 def identity(number: int) -> Identity:
     return Identity(f"device-{number}", "device", number, 0, FOREVER)
+
+
+class Maps:
+    """Counts pieces of files of updates that are memory: how many were, and the most at the same time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = self.most = 0
+        self._alive: list[Any] = []
+        self._map = updates._map
+        monkeypatch.setattr(updates, "_map", self)
+
+    def __call__(self, path: Path, begin: int, size: int) -> memoryview:
+        found = self._map(path, begin, size)
+        self._alive.append(weakref.ref(found.obj))
+        self.made, self.most = self.made + 1, max(self.most, sum(one() is not None for one in self._alive))
+        return found
 
 
 class Offline:

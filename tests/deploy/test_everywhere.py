@@ -42,9 +42,10 @@ class Stopped(Exception):
     pass
 
 
-def run(method: str, path: Path, **changes: Any) -> dict[str, Any]:
+def run(method: str, path: Path, options: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Run it in the simulator and return all that it leaves but how it was run."""
-    values = {**SMALL, "rounds": 2, "method": {"name": method}, "evaluation": {"every": 0}, **changes}
+    named = {"name": method, **(options or {})}
+    values = {**SMALL, "rounds": 2, "method": named, "evaluation": {"every": 0}, **changes}
     api.run(Recipe.parse(values), out=path)
     return {key: value for key, value in left_by(path).items() if key not in APART}
 

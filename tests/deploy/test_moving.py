@@ -140,7 +140,7 @@ def test_a_server_that_starts_again_knows_of_devices_of_others(tmp_path: Path) -
     with CloudRounds(made.recipe, tmp_path / "cloud-0", 0) as again:
         assert wire.encode(again._server.state) == state
         assert again.open is not None
-        assert (again.open.cohort, again.open.model) == (opened.cohort, opened.model)
+        assert (again.open.cohort, again.open.letters.digest) == (opened.cohort, opened.letters.digest)
         assert len(again.adopted) == 2
         number = made.members[2][0]
         assert again.welcome(identity(number)).run == moves[0].run

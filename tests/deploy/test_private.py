@@ -31,7 +31,7 @@ def test_nobody_else_may_read_what_they_write(tmp_path: Path) -> None:
         assert len(list((tmp_path / "run" / "updates").iterdir())) == 1
         assert open_to_others(tmp_path / "run") == []
         run.go_on()
-        run.clients[0].receive(run.rounds.final())
+        run.clients[0].receive(run.rounds.final().whole)
         keep_best(run.clients[0], tmp_path / "devices" / "device-0")
     assert (tmp_path / "devices" / "device-0" / "model.safetensors").exists()
     for folder in ("run", "devices/device-0", "pki", "dealt"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from offline import QUICK, Offline, identity
+from offline import QUICK, Maps, Offline, identity
 from processes import recipe_of, simulated
 
 from crash_driver import Failpoints, ended, forked
@@ -81,20 +81,31 @@ def test_updates_are_looked_at_where_they_are_on_the_disk(tmp_path: Path, monkey
         for number in range(5):
             run.train(number)
             run.settle(number)
-        updates, taken = run.rounds._updates, run.rounds._open.taken
+        kept, taken = run.rounds._updates, run.rounds._open.taken
         for number, digest in taken.items():
-            named, again = updates.mapped(number, digest), wire.decode_named(updates.read(number, digest))
+            named, again = kept.mapped(number, digest), wire.decode_named(kept.read(number, digest))
             assert named.keys() == again.keys()
             assert all(torch.equal(named[name], leaf) for name, leaf in again.items())
         monkeypatch.setattr(wire, "decode_named", lambda data: pytest.fail("it was read into memory"))
         assert run.rounds._joined() is not None
-        path = updates._path
+        path = kept._path
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         with pytest.raises(BadInput, match="was lost or damaged since it was accepted"):
             run.rounds._joined()
         path.unlink()
         with pytest.raises(BadInput, match="was lost or damaged since it was accepted"):
             run.rounds._joined()
+
+
+def test_a_rule_that_compares_updates_takes_one_file_descriptor_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each map of a piece has one of its own while it is held, and connections leave few: large rounds would fail."""
+    maps = Maps(monkeypatch)
+    with Offline(robust_recipe("nnm", rounds=1), tmp_path) as run:
+        run.go_on()
+    assert maps.made >= 5
+    assert maps.most <= 2
 
 
 @pytest.mark.parametrize("rule", tiered(["default", "centered"], ["centered"]))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from offline import Maps
 from processes import SMALL, recipe_of
 from test_updates import FOREVER
 
@@ -58,7 +59,9 @@ def take_all(of: Rounds) -> None:
     of.open_next()
     going = of._open
     for number in going.cohort:
-        of.accept(device(number), Update(round=going.number, model=going.model, samples=50), upload(of, number))
+        of.accept(
+            device(number), Update(round=going.number, model=going.letters.digest, samples=50), upload(of, number)
+        )
 
 
 def test_a_round_closes_with_one_update_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +237,7 @@ def offers(of: Rounds, numbers: range, payloads: dict[int, bytes] | None = None)
     made = []
     for number in numbers:
         data = (payloads or {}).get(number, upload(of, number))
-        update = Update(round=going.number, model=going.model, samples=50)
+        update = Update(round=going.number, model=going.letters.digest, samples=50)
         made.append(Offer(device(number), update, data, digest_of(data)))
     return made
 
@@ -353,20 +356,10 @@ def test_updates_that_come_while_the_worker_is_busy_are_kept_together(tmp_path: 
 
 def test_clipped_updates_are_looked_at_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that lie in the file one is mapped at a time, however many there are: memory does not grow with them."""
-    alive: list[Any] = []
-    most = [0]
-    mapped = updates._map
-
-    def spy(path: Path, begin: int, size: int) -> memoryview:
-        found = mapped(path, begin, size)
-        alive.append(weakref.ref(found.obj))
-        most[0] = max(most[0], sum(one() is not None for one in alive))
-        return found
-
-    monkeypatch.setattr(updates, "_map", spy)
+    maps = Maps(monkeypatch)
     with enrolled(tmp_path / "run", 20) as server:
         server.begin()
         take_all(server)
         server.close()
-    assert len(alive) >= 40  # all were looked at, and added up after that
-    assert most[0] <= 2
+    assert maps.made >= 40  # all were looked at, and added up after that
+    assert maps.most <= 2

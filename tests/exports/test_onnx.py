@@ -307,6 +307,12 @@ def test_a_file_with_other_scores_is_not_written(run: Path, tmp_path: Path, monk
         personafl.export(run, tmp_path / "other", onnx=True)
 
 
+def test_a_network_too_large_for_one_file_is_refused() -> None:
+    """Its weights are not there."""
+    with pytest.raises(BadInput, match=r"its weights take 2\.2 GiB in single precision, and such a file has at most 2"):
+        onnxfile.onnx_file(nn.Linear(600_000, 1000, device="meta"), torch.zeros(1, 600_000), {})
+
+
 def test_without_the_packages_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))

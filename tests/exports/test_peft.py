@@ -90,6 +90,10 @@ def test_training_starts_from_a_folder_of_pefts(kind: Kind, path: Path, tmp_path
             if "lora_" in name or "modules_to_save" in name:
                 value.normal_()
     model.save_pretrained(tmp_path / "theirs")
+    if kind == "gpt2":  # a regular expression for names as peft has them
+        config = tmp_path / "theirs" / "adapter_config.json"
+        targets = {"target_modules": r"transformer\.h\.\d\.(attn\.c_attn|mlp\.c_fc)"}
+        config.write_text(json.dumps(json.loads(config.read_text()) | targets))
     data = tokens("classification" if kind == "bert" else "next-token")
     source = {"source": folder(kind, path), "adapter": "lora"}
     record = SharedNetwork(**source, adapter_from=str(tmp_path / "theirs"))
@@ -99,15 +103,34 @@ def test_training_starts_from_a_folder_of_pefts(kind: Kind, path: Path, tmp_path
         assert float((net.apply(start, data.x) - Logits(model)(data.x)).abs().max()) < 1e-5  # its file is float32 or so
     known = record.anchored()
     assert (known.rank, known.alpha) == (2, 3.0)
+    assert known.anchored() == known
     assert make_net_and_split(known, data)[0].shapes == net.shapes
     with pytest.raises(BadInput, match=r"model.rank: is 2 in .*theirs; remove it here"):
         SharedNetwork(**source, rank=3, adapter_from=str(tmp_path / "theirs")).anchored()
+
+
+def test_other_adapters_in_the_folder_are_refused_by_a_run_and_a_file_of_it(path: Path, tmp_path: Path) -> None:
+    """With A frozen they are in no checkpoint and no file: a run would go on with others, and a file be another."""
+    theirs = tmp_path / "theirs"
+    peft_model("llama", path).save_pretrained(theirs)
+    result, x = trained(
+        "llama", path, tmp_path / "run", "fedavg", adapter_from=str(theirs), frozen="lora_A", rank=None, alpha=None,
+        targets=None,
+    )  # fmt: skip
+    (file,) = (each.file for each in result.export(tmp_path / "out").models)
+    personafl.load_model(file)(torch.from_numpy(x))
+    torch.manual_seed(1)
+    peft_model("llama", path).save_pretrained(theirs)
+    for again in (lambda: personafl.load_model(file), lambda: result.extend(3)):
+        with pytest.raises(BadInput, match=r"model.adapter_from: the model in .*theirs is another one, of SHA-256"):
+            again()
 
 
 def test_what_is_refused(path: Path, tmp_path: Path) -> None:
     result, _ = trained("llama", path, tmp_path / "whole", "fedavg", adapter=None, rank=None, alpha=None, targets=None)
     with pytest.raises(BadInput, match="peft: is for lora adapters on a Hugging Face model"):
         result.export(tmp_path / "out", peft=True)
+    assert not list((tmp_path / "out").iterdir())
     where = tmp_path / "theirs"
     record = {"source": folder("gpt2", path), "adapter": "lora", "adapter_from": str(where)}
     data = tokens("next-token")
@@ -121,10 +144,16 @@ def test_what_is_refused(path: Path, tmp_path: Path) -> None:
         ({"use_dora": True}, "use_dora = True"),
         ({"peft_type": "IA3"}, "of the kind IA3"),
         ({"r": "x"}, "no r,"),
+        ({"r": 0}, "has r = 0, lora_alpha = 3; both must be above 0"),
+        ({"lora_alpha": float("nan")}, "lora_alpha = nan; both must be above 0"),
+        ({"lora_alpha": -1}, "lora_alpha = -1; both must be above 0"),
     ):
         (where / "adapter_config.json").write_text(json.dumps(config | change))
         with pytest.raises(BadInput, match=says):
             make_net_and_split(SharedNetwork(**{**record, "source": folder("llama", path)}), data)
+    (where / "adapter_config.json").write_text("[1]")
+    with pytest.raises(BadInput, match=r"has no adapter_config.json that can be read"):
+        make_net_and_split(SharedNetwork(**record), data)
     (where / "adapter_config.json").write_text(json.dumps(config))
     (where / "adapter_model.safetensors").write_bytes(b"no")
     with pytest.raises(BadInput, match=r"adapter_model.safetensors cannot be read"):

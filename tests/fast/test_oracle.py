@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from joined import addressed, joined
 from personafl.algorithms import METHODS, Training
 from personafl.core import tree, wire
-from personafl.core.algorithm import for_returning, reduce
+from personafl.core.algorithm import for_returning
 from personafl.core.batches import Data, Padding, Steps
 from personafl.core.optim import Accelerated, Adaptive, LocalOptimizer, Sgd
 from personafl.core.schedule import Exponential
@@ -21,7 +22,7 @@ from personafl.core.tree import Tree
 from personafl.fast import frozen, gram
 from personafl.fast.cuda_graphs import Graphs
 from personafl.simulate.engine import Engine, gather
-from personafl.simulate.trainer import bound
+from personafl.simulate.trainer import addressed_to, bound
 from personafl.testing import Case, make_case
 from tiers import HEART
 
@@ -129,13 +130,14 @@ def test_every_method_trains_as_the_plain_loop_does(
     ways = list(engines(device))
     for number in range(2):
         data = gather(case.data, CLIENTS, rules.client.phases, 1, number)
-        update, sent = bound(rules.client.update, problem), for_returning(down)
-        expected = plainly(update, sent, states, data)
+        update = addressed_to(bound(rules.client.update, problem), for_returning)
+        beside = addressed(rules.server, server, CLIENTS), states
+        expected = plainly(update, down, beside, data)
         for way in ways:
             for _ in range(1 if way.graphs is None else 2):  # the second is from a recording
-                check(way.train(update, sent, states, data), expected, f"round {number}, {way.strategy}")
+                check(way.train(update, down, beside, data), expected, f"round {number}, {way.strategy}")
         states, uploads = expected
-        uploads = reduce(wire.dense_each(uploads), data.examples)
+        uploads = joined(rules.server, server, uploads, data.examples, CLIENTS, number)
         server = rules.server.update(server, uploads, number)
         down = wire.dense(rules.server.broadcast(server))
     if rules.client.tuning:

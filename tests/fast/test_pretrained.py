@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from joined import joined
 from models.folders import LENGTH, Kind, PeftNet, adapted, folder, in_peft, peft_model, tokens
 from personafl.algorithms import METHODS, Training
 from personafl.core import tree, wire
@@ -88,7 +89,8 @@ def check(method: str, kind: Kind, path: Path, personal: str | None, **options: 
         for way in ENGINES:
             assert gap(way.train(bound(rules.client.update, ours), sent, states, batches), expected) < 1e-10, way
         states, uploads = expected
-        server = rules.server.update(server, reduce(wire.dense_each(uploads), batches.examples), number)
+        heard = joined(rules.server, server, uploads, batches.examples, CLIENTS, number)
+        server = rules.server.update(server, heard, number)
         down = wire.dense(rules.server.broadcast(server))
 
 

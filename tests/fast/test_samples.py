@@ -37,7 +37,9 @@ NETS: dict[str, Any] = {
         nn.Linear(6, 3),
     ),
 }
-
+NETS["an activation used twice"] = lambda: nn.Sequential(
+    nn.Flatten(), nn.Linear(64, 5), (act := nn.Tanh()), nn.Linear(5, 4), act, nn.Linear(4, 3)
+)
 
 SHAPES = {"second": (3,), "first": (4, 2), "third": ()}
 
@@ -74,6 +76,26 @@ def test_it_is_the_definition(name: str) -> None:
         both = vmap(lambda own, *parts: of(samples.clipped_sums, own, *parts))(stacked, *batch[:4])
         together = {n: torch.stack([one[n] for one in each]) for n in each[0]}
         torch.testing.assert_close(both, together, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", ["bias", "weight", "0", "3"])
+@pytest.mark.parametrize("name", ["perceptron", "cnn"])
+def test_with_frozen_parameters_too(name: str, frozen: str) -> None:
+    """Of all layers biases alone are trained, or weights, or a layer is not."""
+
+    def make() -> nn.Module:
+        module = NETS[name]()
+        for path, value in module.named_parameters():
+            value.requires_grad_(frozen not in path.split("."))
+        return module  # type: ignore[no-any-return]
+
+    net = Net(make).to(torch.device("cpu"), torch.float64)
+    params = {n: v.double() for n, v in net.init(torch.Generator().manual_seed(1)).items()}
+    batch, clip = Batch(*(part[1] for part in some(2, 5)[:4])), torch.tensor(0.4, dtype=torch.float64)
+    objective = MeanLoss(net, cross_entropy)
+    expected = definition(clipped_sums)(objective, params, batch, clip, None)[0]
+    found = samples.clipped_sums(objective, params, batch, clip, None)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_patches_are_copied_at_once_and_nothing_large_is_turned() -> None:
@@ -135,6 +157,11 @@ def test_what_is_not_known_is_not_taken() -> None:
     layers = (Mixing(), nn.Dropout(0.1), nn.GroupNorm(1, 64), nn.BatchNorm1d(64))
     for layer in layers:
         net = Net(lambda layer=layer: nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 3)), buffers="dropped")
+        assert not samples._plain(MeanLoss(net, cross_entropy))
+    one, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    other.weight = one.weight
+    for twice in (one, other):  # a layer, or a weight alone
+        net = Net(nn.Sequential(nn.Flatten(), one, nn.Tanh(), twice, nn.Linear(64, 3)))
         assert not samples._plain(MeanLoss(net, cross_entropy))
     net = Net(NETS["perceptron"])
     assert not samples._plain(MeanLoss(net, lambda scores, y: cross_entropy(scores - scores.mean(0), y)))

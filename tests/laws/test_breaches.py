@@ -2,16 +2,17 @@
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from personafl.algorithms.averaging import Averaging, Change, Model, Shared
 from personafl.algorithms.fedavg import FedAvgClient
 from personafl.algorithms.training import Training
 from personafl.core import tree
-from personafl.core.algorithm import Algorithm, Empty, Problem, Reduced
+from personafl.core.algorithm import Algorithm, Empty, Own, Problem, Reduced
 from personafl.core.batches import Data, Steps
 from personafl.core.tree import Params
 from personafl.errors import BadInput
@@ -88,9 +89,80 @@ class Counting(Averaging):
         return super().update(state, uploads._replace(weight=uploads.weight**2), round_)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Addressing(Averaging):
+    """Sends each client its own, and says that it only averages."""
+
+    def address(self, state: Shared, clients: Any) -> Own:
+        return {"model": {name: torch.stack([w] * len(clients)) for name, w in state.model.items()}}
+
+
+def breach(address: Any, joins: bool = True) -> None:
+    class Broken(Addressing):
+        averages: ClassVar[bool] = False
+        needs_each: ClassVar[bool] = joins
+
+        def address(self, state: Shared, clients: Any) -> Own:
+            return address(super().address(state, clients), clients)  # type: ignore[no-any-return]
+
+        def join_from(
+            self, state: Shared, joined: Reduced | None, stacked: Any, weights: Tensor, clients: Any, round_: int
+        ) -> Reduced:
+            return self.join(state, joined, stacked, weights)
+
+    case = make_case(Algorithm("broken", OwnModel(training=TRAINING), Broken()))
+    LAWS["each_is_sent_its_own"](case)
+
+
+class OwnModel(FedAvgClient):
+    """Has no global model."""
+
+    def models(self, problem: Problem, down: Model, state: Empty) -> dict[str, Params]:
+        return {"personal": down.model}
+
+
+def test_what_is_addressed_is_lawful() -> None:
+    breach(lambda own, clients: own)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (lambda own, clients: {"models": own["model"]}, "models is addressed, and is no field of Model"),
+        (lambda own, clients: tree.map(lambda leaf: leaf.float(), own), "what a client is sent is"),
+        (lambda own, clients: {"model": {"2.bias": own["model"]["4.bias"]}}, "differ in"),
+        (lambda own, clients: tree.map(lambda leaf: leaf * len(clients), own), "differs by"),
+        (lambda own, clients: tree.map(lambda leaf: leaf[:, None], own), "what a client is sent is"),
+    ],
+)
+def test_what_is_addressed_and_should_not_be(address: Any, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        breach(address)
+
+
+def test_a_rule_that_is_told_whose_uploads_looks_at_each() -> None:
+    with pytest.raises(AssertionError, match="it has join_from, and does not say needs_each"):
+        breach(lambda own, clients: own, joins=False)
+
+
+def test_the_global_model_is_nobodys_own() -> None:
+    def drifting(own: Own, clients: Any) -> Own:
+        return tree.map(lambda leaf: leaf + torch.from_numpy(clients).reshape(-1, *[1] * (leaf.ndim - 1)), own)
+
+    breach(drifting)
+    whose = OwnModel.models
+    try:
+        OwnModel.models = FedAvgClient.models  # type: ignore[method-assign]
+        with pytest.raises(AssertionError, match="differs by"):
+            breach(drifting)
+    finally:
+        OwnModel.models = whose  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("client", "server", "law"),
     [
+        (FedAvgClient, Addressing, "each_is_sent_its_own"),
         (Silent, Averaging, "messages_are_declared"),
         (Eager, Averaging, "structure_is_known_before_training"),
         (Growing, Averaging, "structure_is_known_before_training"),

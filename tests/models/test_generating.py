@@ -56,6 +56,18 @@ def test_with_a_temperature_tokens_are_drawn(tmp_path: Path) -> None:
     assert abs(share - expected) < 0.08  # more than three standard deviations
 
 
+def test_what_a_network_cannot_go_on_with_is_said(tmp_path: Path) -> None:
+    """Also a temperature by which scores overflow, and a seed of any size."""
+    tokens = tokens_in(word_tokenizer(tmp_path, SPELLED))
+    sharp = continuation(Counting(1.0), tokens, "a", length=4, temperature=1e-320, seed=2**70)
+    assert sharp.split() == ["b", "c", "d", "e"]
+    with pytest.raises(BadInput, match="has tokens that the model does not know; put back the tokenizer"):
+        continuation(nn.Embedding(3, 6), tokens, "a e", length=4)
+    for sure in (float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="model: its scores are not finite"):
+            continuation(Counting(sure), tokens, "a", length=4)
+
+
 ROWS = pd.DataFrame({"author": ["ann", "bob"] * 8, "text": ["a b c d e", "e d c b a"] * 8})
 
 

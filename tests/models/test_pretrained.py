@@ -137,7 +137,7 @@ def test_a_classifiers_head_is_drawn_from_the_runs_seed(path: Path) -> None:
         made(folder("gpt2", path), other, **LORA)
 
 
-def test_another_base_is_refused(path: Path, tmp_path: Path) -> None:
+def test_another_base_is_refused(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe that a run keeps has the digest of its base, and so has what is exported."""
     source = tmp_path / "base"
     shutil.copytree(folder("llama", path), source)
@@ -145,6 +145,11 @@ def test_another_base_is_refused(path: Path, tmp_path: Path) -> None:
     again = Recipe.parse(recipe.model_dump(mode="json", exclude_none=True)).anchored()
     assert again.model == recipe.model
     assert len(recipe.model.options["sha256"]) == 64
+    monkeypatch.chdir(tmp_path)
+    own = {"devices": [{"share": 0.5, "model": {"source": "base"}}, {"share": 0.5}]}
+    profile = Recipe.parse({"method": "quped", **own}).anchored().devices[0].model
+    assert profile is not None
+    assert profile.options == {"source": str(source), "sha256": recipe.model.options["sha256"]}
     make_net_and_split(recipe.model, tokens("next-token"))
     shutil.copyfile(Path(folder("llama", path, seed=1)) / "model.safetensors", source / "model.safetensors")
     with pytest.raises(BadInput, match=r"the model in .*base is another one, of SHA-256 .* was used before"):
@@ -175,6 +180,16 @@ def broken(kind: str, path: Path) -> Path:
         code = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "evil"}
         (path / "config.json").write_text(json.dumps(config | code))
         (path / "evil.py").write_text("raise SystemExit('it was called')")
+    elif kind == "adapters":
+        (path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(path)}))
+    elif kind.startswith("index"):
+        found, outside = load_file(weights), path.with_name("outside.safetensors")
+        save_file({"lm_head.weight": found.pop("lm_head.weight")}, outside, {"format": "pt"})
+        save_file(found, path / "model-1.safetensors", {"format": "pt"})
+        weights.unlink()
+        files = dict.fromkeys(found, "model-1.safetensors") | {"lm_head.weight": "../outside.safetensors"}
+        text = json.dumps({"metadata": {}, "weight_map": files}) if kind == "index" else "[]"
+        (path / "model.safetensors.index.json").write_text(text)
     return path
 
 
@@ -188,6 +203,9 @@ def broken(kind: str, path: Path) -> Path:
         ("a layer less", r"has no weights of model\.layers\.1\.self_attn\.q_proj\.weight \(1 are missing\)"),
         ("unknown", "cannot be read"),
         ("code", "cannot be read"),
+        ("adapters", r"has adapters beside the model \(adapter_config\.json\)"),
+        ("index", r"names '\.\./outside\.safetensors', which is no file of weights beside it"),
+        ("index of nothing", r"model\.safetensors\.index\.json cannot be read"),
     ],
 )
 def test_a_folder_that_is_no_model(kind: str, says: str, tmp_path: Path) -> None:
@@ -234,7 +252,7 @@ def test_targets_are_names_ends_and_patterns(path: Path) -> None:
 
     both = [f"model.model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
     assert ends("q_proj") == ends(r".*\.q_proj") == ends("self_attn.q_proj") == both
-    assert ends(both[1]) == both[1:]
+    assert ends(both[1]) == ends(r"model\.layers\.1\.self_attn\.q_proj") == both[1:]  # as peft calls it
     assert ends("layers.1.self_attn.q_proj", "lm_head") == ["model.lm_head", both[1]]
     twice = with_adapters(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), "lora", targets=["1"])
     assert [name for name, _ in twice.named_parameters() if "adapter" in name] == [

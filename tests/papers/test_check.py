@@ -128,7 +128,7 @@ def test_data_that_are_not_here_or_not_whole(tmp_path: Path) -> None:
     images = np.zeros((60, 32, 32, 3), np.uint8)
     np.savez(tmp_path / "cifar10.npz", images=images, labels=samples, split=np.tile([0, 0, 1], 20))
     part = check(preset, tmp_path)
-    assert part.data.startswith("cifar10.npz: only 60 of 60,000 samples, cannot be dealt: partition.")
+    assert part.data.startswith("cifar10.npz: only 60 of 60,000 samples, cannot be dealt: data.partition.")
     assert part.problems == absent.problems
     assert [entry.ours for entry in part.lines] == [entry.ours for entry in absent.lines]
     said = "fedbcd-d-paper is for the whole data set; cifar10.npz: only 60 of 60,000 samples"

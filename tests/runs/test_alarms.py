@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 from personafl import api
@@ -76,6 +78,28 @@ def test_models_at_chance_and_losses_that_are_no_numbers() -> None:
     own_part = Alarms(data, True, 10, [])
     values = Scores(np.zeros(3), np.ones(3), data.test.sizes[:3])
     assert own_part.scored(9, np.arange(3), {("global", "test"): values}) == []
+
+
+@pytest.mark.parametrize(("loss", "remedy"), [(GUESS / 2, "train longer"), (GUESS / 8, "train fewer rounds")])
+def test_the_remedy_for_models_at_chance_goes_by_the_training_loss(loss: float, remedy: str) -> None:
+    """Where training data are learned by heart, more rounds make it worse."""
+    data = small_data()
+    alarms = Alarms(data, False, 10, [])
+    alarms.trained(8, loss)
+    values = Scores(np.zeros(3), np.ones(3), data.test.sizes[:3])
+    ((_, line),) = alarms.scored(9, np.arange(3), {("global", "test"): values})
+    assert remedy in line
+
+
+def test_the_remedy_where_nearly_all_have_one_label() -> None:
+    """There no rounds help, and a small training loss says nothing: weights of classes do."""
+    data = small_data()
+    data = dataclasses.replace(data, y=torch.zeros_like(data.y))
+    alarms = Alarms(data, False, 10, [])
+    alarms.trained(8, GUESS / 100)
+    values = Scores(np.ones(3), np.ones(3), data.test.sizes[:3])
+    ((_, line),) = alarms.scored(9, np.arange(3), {("global", "test"): values})
+    assert "see training.class_weights" in line
 
 
 def test_raw_units_are_not_finished_without_a_word(tmp_path: Path, called: Any) -> None:

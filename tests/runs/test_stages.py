@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +113,22 @@ def test_fine_tuning_is_a_stage_that_resumes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(learners.Engine, "fitted", classmethod(lambda cls, *_, **__: cls("sequential", 4)))
     straight = api.run(own, out=tmp_path / "straight")
     calls: list[np.ndarray] = []
-    plain = loop.tune
+    plain = loop.tuning
 
-    def once(simulation: Any, tuned: Any, clients: Any, number: int) -> None:
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        calls.append(clients)
-        plain(simulation, tuned, clients, number)
+    def noted(simulation: Any, tuned: Any, clients: Any, number: int) -> Iterator[Any]:
+        for chunk in plain(simulation, tuned, clients, number):
+            calls.append(chunk)
+            yield chunk
 
-    monkeypatch.setattr(loop, "tune", once)
+    def once(*given: Any) -> Iterator[Any]:
+        yield next(noted(*given))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "tuning", once)
     with pytest.raises(KeyboardInterrupt):
         api.run(own, out=tmp_path / "run")
-    monkeypatch.setattr(loop, "tune", lambda s, t, clients, n: (calls.append(clients), plain(s, t, clients, n)))
+    assert 0 < len(calls[0]) < 12
+    monkeypatch.setattr(loop, "tuning", noted)
     api.resume(tmp_path / "run")
     tuned = np.concatenate(calls).tolist()
     assert sorted(tuned) == list(range(12))  # everyone, nobody twice

@@ -164,6 +164,13 @@ BITS = {
         *("cloud.servers=2", "cloud.protocol=gossip", "cloud.mixing=full"),
         *SELDOM,
     ],
+    "messages of each one's own": [
+        "method.name=fedfomo",
+        "method.models=2",
+        "model.name=mlp",
+        "finetune=true",
+        *SELDOM,
+    ],
     "a buffer": ["method.name=ditto", "federation.cohort=1.0", "buffer.size=2", "buffer.concurrency=4", *SELDOM],
     "a robust rule": [
         *("method.name=ditto", "federation.cohort=3", "robust.rule=trimmed-mean", "robust.f=1"),
@@ -184,7 +191,10 @@ def test_a_run_has_the_same_bits_as_on_this_machine(words: list[str], tmp_path: 
     assert differences(outcome(tmp_path / "here"), outcome(tmp_path / "there")) == []
 
 
-@pytest.mark.parametrize("case", ["a part of the model", "fine-tuned", "a buffer", "a robust rule"])
+IN_PROCESS = ["a part of the model", "fine-tuned", "messages of each one's own", "a buffer", "a robust rule"]
+
+
+@pytest.mark.parametrize("case", IN_PROCESS)
 def test_so_it_has_with_nodes_in_this_process(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", RAY)
     recipe = apply_overrides(RECIPE, BITS[case])

@@ -344,7 +344,7 @@ def test_rows(ran: Callable[..., Ran], method: str) -> None:
     shared_only = {"fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "scaffold"}
     expected = {"global"} if method in shared_only else {"global", "personal", "chosen"}
     expected = {"global", "personal"} if method == "fedcp" else expected  # of another architecture
-    alone = ("local", "binaryrelax", "fedproto", "gpfl", "ifca", "fedem")
+    alone = ("local", "binaryrelax", "fedproto", "gpfl", "ifca", "fedem", "pfedhn", "fedfomo")
     assert {model for model, _, _ in named} == ({"personal"} if method in alone else expected)
     assert {clients for _, clients, _ in named} == {"seen", "unseen"}
     assert {split for _, _, split in named} == {"test", "validation"}

@@ -115,6 +115,7 @@ def test_auto_stays_here_until_a_round_is_long(workers: Any, monkeypatch: pytest
     tasks = [Pair(0, torch.ones(1))] * 2
     assert {result.number for result in auto.map(tasks)} == {os.getpid()}
     assert {result.number for result in auto.map(tasks[:1])} == {os.getpid()}  # it took 0.2 s
+    assert auto._pool is None  # which nothing was left for
     assert os.getpid() not in {result.number for result in auto.map(tasks)}
 
 

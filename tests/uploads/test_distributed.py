@@ -45,23 +45,23 @@ def test_the_sum_is_that_of_vectors_modulo_two_to_the_32_in_any_order() -> None:
     summed: Any = in_clips(
         torch.from_numpy(unwrapped(sum(vectors[1:], vectors[0]))), single[0], torch.tensor(0.0), lattice
     )
-    together, apart = RULE.join_from(state, None, given, np.array(numbers), 5), None
+    together, apart = RULE.join_from(state, None, given, torch.ones(4), np.array(numbers), 5), None
     for row in (2, 0, 3, 1):
         one = tree.map(lambda leaf, row=row: leaf[row : row + 1], given)
-        apart = RULE.join_from(state, apart, one, np.array(numbers[row : row + 1]), 5)
+        apart = RULE.join_from(state, apart, one, torch.ones(1), np.array(numbers[row : row + 1]), 5)
     assert apart is not None
     for name, leaf in summed.change.items():
         assert leaf.equal(together.total.change[name])
         assert leaf.equal(apart.total.change[name])
     assert float(together.weight) == 4 == together.clients
     assert together.loss() == pytest.approx(2.5)
-    other = RULE.join_from(state, None, given, np.array(numbers), 6)
+    other = RULE.join_from(state, None, given, torch.ones(4), np.array(numbers), 6)
     assert not other.total.change["a"].equal(together.total.change["a"])
 
 
 def test_the_server_divides_by_who_is_in_the_sum_and_adds_nothing() -> None:
     state, given = start(), changes(3)
-    uploads = RULE.join_from(state, None, given, np.array([0, 1, 2]), 0)
+    uploads = RULE.join_from(state, None, given, torch.ones(3), np.array([0, 1, 2]), 0)
     after = RULE.update(state, uploads, 0)
     for name, leaf in after.own.model.items():
         assert leaf.equal((uploads.total.change[name] * 0.5 / 3).to(torch.float32))

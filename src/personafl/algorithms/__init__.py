@@ -76,6 +76,8 @@ METHODS: dict[str, Method] = {
         ("fedpac", "fedpac", "Xu et al., ICLR 2023"),
         ("ifca", "ifca", "Ghosh et al., NeurIPS 2020"),
         ("fedem", "fedem", "Marfoq et al., NeurIPS 2021"),
+        ("pfedhn", "pfedhn", "Shamsian et al., ICML 2021"),
+        ("fedfomo", "fedfomo", "Zhang et al., ICLR 2021"),
         ("apfl", "apfl", "Deng et al., 2020"),
         ("fedspa", "fedspa", "Huang et al., 2022"),
     )

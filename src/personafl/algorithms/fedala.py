@@ -75,8 +75,9 @@ class AlaClient(TunedClient):
 
     def update(self, problem: Problem, down: Model, state: Weighed, data: Data) -> tuple[Weighed, Change]:
         """Learn W_i, and train from (θ, ψ̂)."""
-        warm = self._learned(problem, down, state, data.phases["warmup"])
-        state = state._replace(weights=tree.where(state.rounds == 1, warm, state.weights))
+        again = state.rounds == 1
+        warm = tree.when(again, lambda: self._learned(problem, down, state, data.phases["warmup"]), state.weights)
+        state = state._replace(weights=warm)
         state = state._replace(weights=self._learned(problem, down, state, data.phases["weigh"]))
         optimizer, start = self.training.optimizer.at(data.round), _joined(problem, down, state)
         w, loss = descend(problem.mean_loss, start, data.phases["local"], optimizer)

@@ -10,7 +10,8 @@ on its features z = f(x; θ); client i has a vector s_i as wide as z, 0 at first
 
 W(z + s_i) + b is a linear head too: the personal model is the same network with the bias b + W s_i, and needs nothing
 more on the device or in a file. κ = 0 leaves PRBM; with s_i held at 0 as well it is FedAvg. MR divides by the width of
-z, as the authors' code does; κ = 50 and μ = 1 are theirs.
+z, as the authors' code does; κ = 50 and μ = 1 are theirs. The default κ = 5 was chosen by validation data of
+clients with few samples (docs/evidence.md, Defaults).
 
 Deviations: in the paper a period before training finds z̄; here the first round's training does, without MR (κ is 0 in
 it) and with s_i, from the clients that take part in it and all minibatches. z̄ is never changed after. A newcomer learns
@@ -73,7 +74,7 @@ class Moved(NamedTuple):
 class DbeClient(OnePassClient, TunedClient):
     """Client rule: the model and the shift at once."""
 
-    strength: float = 50.0  # κ
+    strength: float = 5.0  # κ
     momentum: float = 1.0  # μ
 
     def expects(self, problem: Problem, start: Params) -> Consensus:
@@ -173,7 +174,7 @@ class DbeServer(ServerRule):
 def feddbe(
     training: Training,
     *,
-    strength: NonNegative = 50.0,
+    strength: NonNegative = 5.0,
     momentum: Density = 1.0,
     tune_lr: Rate | None = None,
     tune_epochs: Count = 5,

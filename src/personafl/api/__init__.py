@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         run_device,
         run_server,
     )
-    from personafl.api.directories import FailedRun, failed_in, notes_of, recipe_of, warnings_of
+    from personafl.api.directories import FailedRun, failed_in, notes_of, recipe_of, wants_pick, warnings_of
     from personafl.api.progress import Listeners, RoundDone
     from personafl.api.result import Best, Comparison, Result, finished_in, joined, results_of, rows_of
     from personafl.api.running import compare, load, resume, run
@@ -59,7 +59,7 @@ _HOMES = {
         *("ask_status", "drop_device", "issue_certificates", "make_authority", "revoke_certificates"),
         *("run_coordinator", "run_device", "run_server"),
     ),
-    "personafl.api.directories": ("FailedRun", "failed_in", "notes_of", "recipe_of", "warnings_of"),
+    "personafl.api.directories": ("FailedRun", "failed_in", "notes_of", "recipe_of", "wants_pick", "warnings_of"),
     "personafl.api.progress": ("Listeners", "RoundDone"),
     "personafl.api.result": ("Best", "Comparison", "Result", "finished_in", "joined", "results_of", "rows_of"),
     "personafl.api.running": ("compare", "load", "resume", "run"),
@@ -109,6 +109,7 @@ __all__ = [
     "run_server",
     "run_sweep",
     "wait_times",
+    "wants_pick",
     "warnings_of",
     "watch_runs",
     "write_report",

@@ -189,7 +189,7 @@ def _is_recipe(value: Any) -> bool:
         return True
     if isinstance(value, str | Path):
         return str(value).endswith(".toml")
-    if not isinstance(value, Mapping) or type(value).__module__.partition(".")[0] == "datasets":
+    if not isinstance(value, Mapping) or type(value).__module__.partition(".")[0] in ("datasets", "sklearn"):
         return False
     if value and all(is_client(part) for part in value.values()):
         return False

@@ -46,6 +46,11 @@ def runs_of(path: Path) -> list[tuple[str, int, Path]]:
     return [(method, seed, run_path(path, method, seed)) for method, seed in pairs]
 
 
+def wants_pick(path: Path) -> bool:
+    """Say whether a comparison was asked which method validation data pick; a run, or one that is gone, was not."""
+    return (path / COMPARISON_FILE).exists() and recipe_of(path).compare.pick
+
+
 def failed_in(path: Path) -> list[FailedRun]:
     """Return the runs of a run or comparison that failed and were not begun anew since."""
     found = [(method, seed, child, Failure.of(child)) for method, seed, child in runs_of(path)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from personafl.api.calls import path_of
-from personafl.api.directories import FailedRun, failed_in, recipe_of, runs_of, write_own_page
+from personafl.api.directories import FailedRun, failed_in, recipe_of, runs_of, wants_pick, write_own_page
 from personafl.api.progress import Callback, told
 from personafl.errors import BadInput
 from personafl.exports.client import Kind, client_network, generated, predicted
@@ -28,6 +28,8 @@ from personafl.storage.rundir import RunDirectory, resume_command
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from personafl.report.picking import Picked
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,6 +204,16 @@ class Comparison:
             raise BadInput(f"{self.path}: has no result to choose from; {'; '.join(map(str, self.failures))}")
         return max(found, key=lambda best: best.accuracy)
 
+    def picked(self) -> Picked:
+        """Return which method validation data alone pick, and how far from the best on test data it is.
+
+        `whole` is the pick by all seeds and `seeds` by each alone: method, scores on validation and test data, the best
+        method on test data, and how far `behind` it the pick is.
+        """
+        from personafl.report.picking import pick
+
+        return pick([(result.rows[0]["method"], result) for result in self.results if result.rows])
+
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(row["method"] for row in self.rows))
         failed = f", failures={len(self.failures)}" if self.failures else ""
@@ -218,11 +230,14 @@ class Comparison:
         return table_html(self.path, self.rows, self._notes())
 
     def _notes(self) -> list[str]:
-        """Return which runs failed, and whose personal models are behind."""
+        """Return which runs failed, what was picked if that was asked for, and whose personal models are behind."""
         from personafl.report.findings import behind
+        from personafl.report.picking import picked_in
 
         found = [(result.rows[0]["method"], result) for result in self.results if result.rows]
-        return [*map(str, self.failures), *(f"warning: {line}" for line in behind(found))]
+        picked = picked_in(found) if wants_pick(self.path) else None
+        said = [] if picked is None else [str(picked)]
+        return [*map(str, self.failures), *said, *(f"warning: {line}" for line in behind(found))]
 
 
 def joined(results: Sequence[Found]) -> pd.DataFrame:

@@ -117,6 +117,7 @@ def compare(
     rounds: int | None = None,
     seeds: int | Sequence[int] | None = None,
     tune: int | None = None,
+    pick: bool | None = None,
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     callback: Callback | None = None,
@@ -127,6 +128,7 @@ def compare(
 
     Data, recipe and the other arguments are those of `run`. `methods` and `seeds` replace the recipe's; seeds=3 are the
     seeds 0, 1 and 2. With `tune` every method is first tuned by so many trials, on validation data.
+    With pick=True it also says which method validation data pick (`Comparison.picked`), and fails if there are none.
     `listener(method, seed)` returns the listener of one run.
     """
     whole, given = understood(
@@ -140,7 +142,7 @@ def compare(
         settings=settings,
         changes={"rounds": rounds},
     )
-    whole = settled(whole).narrowed(methods_of(methods), seeds_of(seeds), tune)
+    whole = settled(whole).narrowed(methods_of(methods), seeds_of(seeds), tune, pick)
     if whole.compare.tune is not None and given.names:
         what = " and ".join(given.names)
         raise BadInput(f"tune: trials run in processes of their own, without your {what}; save it, and give its path")
@@ -148,6 +150,8 @@ def compare(
     refuse_existing(path)
     first, *others = whole.compare.seeds
     dealt = _dealt(whole, given, first)
+    if whole.compare.pick:
+        _check_can_pick(whole, dealt)
     _check_can_start(whole, [(method, first) for method in whole.compare.methods], {}, dealt, given)
     for seed in others:  # whose splits may have fewer clients
         prepare(whole.for_method(whole.compare.methods[0], seed), _dealt(whole, given, seed), given)
@@ -280,6 +284,18 @@ def _check_can_start(
         told = "; ".join(f"{', '.join(methods)}: {reason}" for reason, methods in why.items())
         without = f"; or leave out what cannot start: --methods {','.join(able)}" if able and not changes else ""
         raise BadInput(f"{told}{without}")
+
+
+def _check_can_pick(recipe: Recipe, data: FederatedData) -> None:
+    """Fail if no method can be picked by validation data, or not be judged by test data."""
+    if len(recipe.compare.methods) == 1:
+        only = recipe.compare.methods[0]
+        raise BadInput(f"compare.pick: {only} is the only method; give several to pick from, as in fedavg,ditto,local")
+    if recipe.evaluation.split == "validation":
+        raise BadInput("compare.pick: what a pick is worth is said by test data; set evaluation.split=test")
+    for what, rows in (("validation", data.validation), ("test", data.test)):
+        if not len(rows.of(data.seen)):
+            raise BadInput(f"compare.pick: there are no {what} data of clients that take part; set data.{what}=0.2")
 
 
 def _check_changes(path: Path, recipe: Recipe, changes: Mapping[str, Any], given: Given) -> None:

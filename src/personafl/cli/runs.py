@@ -106,6 +106,9 @@ def compare(
         int | None,
         typer.Option(metavar="[TRIALS]", help="First tune each method by so many trials (12), on validation data."),
     ] = None,
+    pick: Annotated[
+        bool, typer.Option("--pick", metavar="", help="Say which method validation data pick, and what it is worth.")
+    ] = False,
     out_path: Out = None,
     track: Track = None,
     engine: EngineName = None,
@@ -119,7 +122,7 @@ def compare(
     from personafl.storage.rundir import claim_name
 
     lists = {"compare.methods": listed(methods), "compare.seeds": listed(seeds), "tracking": listed(track)}
-    also = {**lists, "data.text": text, "compare.tune": tune, "start": start}
+    also = {**lists, "data.text": text, "compare.tune": tune, "compare.pick": pick or None, "start": start}
     recipe = parsed(words, dataset, label, user, partition, model, rounds, also=also)
     out_path = out_path or claim_name(Path("runs"), recipe.name)
     with _trained_by(engine, address):
@@ -170,6 +173,9 @@ def show(
     details: Annotated[
         bool, typer.Option("--details", metavar="", help="Weighted means, spread, intervals and sizes, for each model.")
     ] = False,
+    pick: Annotated[
+        bool, typer.Option("--pick", metavar="", help="Say which method validation data pick, and what it is worth.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print the result of a run, comparison or sweep, or how far it got."""
@@ -188,7 +194,7 @@ def show(
         begun = f"{waiting} of its runs not begun; " if waiting else ""
         note(f"{path}: unfinished; {begun}continue with: {resume_command(path)}")
     if rows or failed or as_json:
-        _report(path, api.finished_in(path), as_json, details, failed)
+        _report(path, api.finished_in(path), as_json, details, failed, pick=pick)
 
 
 def _trained_by(engine: str | None, address: str | None) -> contextlib.AbstractContextManager[None]:
@@ -222,28 +228,36 @@ def _report(
     details: bool = False,
     failed: Sequence[FailedRun] = (),
     warned: bool = False,
+    pick: bool = False,
 ) -> None:
-    """Print results, failures and, unless the user was warned as it went, what looked wrong."""
+    """Print results, failures and, unless the user was warned as it went, what looked wrong.
+
+    `pick` asks for what validation data pick, whether the recipe does or not.
+    """
     from personafl import api
     from personafl.cli.tables import detail_tables, result_tables
     from personafl.recipe.compare import read_tuned
     from personafl.report.findings import behind, sentence
+    from personafl.report.picking import pick as must_pick
+    from personafl.report.picking import picked_in
     from personafl.storage.rundir import PAGE_FILE
 
     rows = [row for result in results for row in result.rows]
     labelled = [(result.rows[0]["method"], result) for result in results if result.rows]
     shown, worse = sentence(labelled), behind(labelled)
+    picked = must_pick(labelled) if pick else picked_in(labelled) if api.wants_pick(path) else None
     several = len({row["seed"] for row in rows} | {run.seed for run in failed}) > 1
     told = [(f"{run.method} seed {run.seed}" if several else run.method, run.failure.words) for run in failed]
-    tables = detail_tables(rows) if details else result_tables(rows, out.width, told, shown)
+    tables = detail_tables(rows) if details else result_tables(rows, out.width, told, shown, picked)
     failures = [
         {"method": run.method, "seed": run.seed, "run": str(run.path), **dataclasses.asdict(run.failure)}
         for run in failed
     ]
     chosen, warnings = read_tuned(path), api.warnings_of(path)
     also = {"tuned": {label: settings.model_dump() for label, settings in chosen.items()}} if chosen else {}
+    chose = {} if picked is None else {"picked": picked.facts()}
     found = {"run": str(path), "rows": rows, "failures": failures, "warnings": [*warnings, *worse], "found": shown}
-    print_found(found | also, tables, as_json)
+    print_found(found | also | chose, tables, as_json)
     if as_json:
         return
     for label, settings in chosen.items():

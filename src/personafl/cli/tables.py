@@ -14,18 +14,25 @@ from personafl.exports.export import Exported, ExportedModel
 from personafl.exports.fit import Candidate, Fit
 from personafl.exports.memory import Memory
 from personafl.report.measure import metric_names
+from personafl.report.picking import TITLES, Picked
 from personafl.report.table import MODELS, amount, grid, has_words, legend, lines, mean, percent, plain, titled, titles
 
 Row = dict[str, Any]
-_TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits")  # titles of columns that are no numbers
+# titles of columns that are no numbers
+_TEXT = ("method", "model", "form", "tensor", "shape", "part", "fits", "picked", "best on test")
 
 
 def result_tables(
-    rows: Sequence[Row], width: int, failed: Sequence[tuple[str, str]] = (), found: str = ""
+    rows: Sequence[Row],
+    width: int,
+    failed: Sequence[tuple[str, str]] = (),
+    found: str = "",
+    picked: Picked | None = None,
 ) -> Iterator[RenderableType]:
     """Yield a table per group of clients, methods × models with mean ± std over seeds, that fits `width`; a legend.
 
     `failed` are runs without a result and why: lines of the first table. `found` is what they show, in a sentence.
+    `picked` has a table of its own: what validation data pick.
     """
     for title, part in titled(rows):
         yield Text(title, style="bold")
@@ -36,6 +43,11 @@ def result_tables(
     yield from _failed_lines(failed)
     if found:
         yield Text(f"{found}\n", style="bold")
+    if picked is not None:
+        table = _empty_table(1, *TITLES)
+        for line in picked.lines():
+            table.add_row(*line)
+        yield from (table, "", Text(f"{picked}\n", style="bold"))
     if rows:
         yield Text("\n".join(f"{column}: {words}" for column, words in legend(rows)), style="dim")
 

@@ -22,13 +22,19 @@ from personafl.core import tree, wire
 from personafl.core.batches import Batches, Data, Steps
 from personafl.core.losses import Loss, MeanLoss, Metric, correct, divergence
 from personafl.core.net import Net
-from personafl.core.seam import replaceable
+from personafl.core.reduced import Reduced as Reduced
+from personafl.core.reduced import join as join
+from personafl.core.reduced import mean_dtypes as mean_dtypes
+from personafl.core.reduced import reduce as reduce
+from personafl.core.reduced import weighted_sum as weighted_sum
 from personafl.core.shape import DataShape
 from personafl.core.split import Split
 from personafl.core.tree import Params, Tree
 from personafl.errors import BadInput
 
 T = TypeVar("T")
+Own = dict[str, Tree]  # fields of a broadcast that are of some clients alone, stacked
+NOTHING_OWN: Own = {}
 _UNKNOWN = DataShape(input_shape=(), classes=1)
 
 
@@ -224,15 +230,28 @@ class ServerRule(ABC):
     def update(self, state: Any, uploads: Reduced, round_: int) -> Tree:
         """Return the state after a round."""
 
+    @property
+    def address(self) -> Callable[[Any, NDArray[Any]], Own] | None:
+        """`address(state, clients)`: what some clients are sent of their own; None: all are sent the same.
+
+        Those are fields of the broadcast, stacked: leaves are plain tensors [clients, …], in place of the broadcast's
+        own, of one shape and type with them. It is the same for each client whoever else is asked for. Who may not
+        take part is sent the broadcast as it is: what it has in these fields is for nobody in particular. A rule that
+        can defines it as a method.
+        """
+        return None
+
     def join(self, state: Any, joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
         """Return what is joined so far with the uploads of some clients, stacked, as `update` is given them."""
         return join(joined, stacked, weights)
 
     @property
-    def join_from(self) -> Callable[[Any, Reduced | None, Any, NDArray[Any], int], Reduced] | None:
-        """`join_from(state, joined, stacked, clients, round)`: `join` that is told whose uploads; None: it need not be.
+    def join_from(self) -> Callable[[Any, Reduced | None, Any, Tensor, NDArray[Any], int], Reduced] | None:
+        """`join_from(state, joined, stacked, weights, clients, round)`: `join` that is told whose; None: it need not.
 
-        A rule whose clients change uploads before they are summed, each in its own way, defines it.
+        `state` is what the broadcast was made from. A rule with `needs_each` defines it whose clients change uploads
+        before they are summed, each in its own way, or whose state has something of each client. What it makes need
+        not be a sum, if `update` takes it: uploads come one chunk after the other, in any order.
         """
         return None
 
@@ -321,6 +340,11 @@ def for_returning(message: T) -> T:
     return message._replace(**{name: {} for name in once}) if once else message  # type: ignore[attr-defined]
 
 
+def given(message: T, own: Own) -> T:
+    """Return a broadcast with the fields that are one client's own."""
+    return message._replace(**own) if own else message  # type: ignore[attr-defined]
+
+
 def own_fields(*fields: str) -> Callable[[type[T]], type[T]]:
     """Mark fields of a server state's type that are a server's own: they are not mixed with those of other servers."""
     return _marking(_OWN_FIELDS, fields)
@@ -337,64 +361,3 @@ def _marking(marks: dict[type[Any], tuple[str, ...]], fields: tuple[str, ...]) -
         return marked
 
     return mark
-
-
-class Reduced(NamedTuple):
-    """Σ weightᵢ·upᵢ, Σ weightᵢ and the number of uploads: a commutative monoid, joined with `plus`.
-
-    Sums are kept in float64, so groups, chunks and machines may join in any order without the result moving. The mean
-    of a field of real numbers has its dtype; that of integers or booleans is a real number, and stays in float64.
-    """
-
-    total: Tree
-    weight: Tensor
-    clients: int
-    dtypes: Tree  # of the mean, one for each leaf of the total
-
-    def plus(self, other: Reduced) -> Reduced:
-        """Join the uploads of two groups."""
-        return Reduced(
-            tree.add(self.total, other.total), self.weight + other.weight, self.clients + other.clients, self.dtypes
-        )
-
-    def mean(self) -> Any:
-        """Return Σ weightᵢ·upᵢ / Σ weightᵢ."""
-        return tree.map(self._mean, self.total, self.dtypes)
-
-    def loss(self) -> float:
-        """Return the mean of the uploads' losses."""
-        total, dtypes = self.total, self.dtypes
-        return float(self._mean(total.loss, dtypes.loss))
-
-    def _mean(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        return (total / self.weight).to(dtype)
-
-
-def reduce(stacked: Tree, weights: Tensor) -> Reduced:
-    """Reduce stacked uploads [clients, …] by weights [clients]."""
-    weights = weights.to(torch.float64)
-    total = tree.map(lambda leaf: weighted_sum(weights, leaf), stacked)
-    return Reduced(total, weights.sum(), len(weights), mean_dtypes(stacked))
-
-
-def mean_dtypes(uploads: Tree) -> Tree:
-    """Return the dtype that the mean of each leaf has."""
-    return tree.map(lambda leaf: leaf.dtype if leaf.is_floating_point() else torch.float64, uploads)
-
-
-def join(joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
-    """Reduce stacked uploads onto what is joined so far; those of one or two clients in its memory."""
-    if joined is None or weights.is_cuda or len(weights) > 2:
-        part = reduce(stacked, weights)
-        return part if joined is None else joined.plus(part)
-    weights = weights.to(torch.float64)
-    for row, weight in enumerate(weights.tolist()):
-        tree.map(lambda total, leaf: tree.accumulate(total, leaf[row], weight), joined.total, stacked)  # noqa: B023
-    return joined._replace(weight=joined.weight + weights.sum(), clients=joined.clients + len(weights))
-
-
-@replaceable
-def weighted_sum(weights: Tensor, stacked: Tensor) -> Tensor:
-    """Return Σ_i weights_i · stacked_i in float64."""
-    total: Tensor = torch.tensordot(weights, stacked.to(torch.float64), dims=1)
-    return total

@@ -91,5 +91,5 @@ def with_head(net: Net, split: Split | None, head: str) -> Net:
     found.__class__ = HEADS[head]
     found.grow()  # type: ignore[operator]
     changed = Net(module, "shared")  # what is to be said of running statistics was said
-    changed.unstackable, changed.head = net.unstackable, head
+    changed.unstackable, changed.sample_bytes, changed.head = net.unstackable, net.sample_bytes, head
     return changed

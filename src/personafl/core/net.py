@@ -172,10 +172,15 @@ class Net:
 
 
 def copied(module: nn.Module, shared: Iterable[nn.Parameter] | None = None) -> nn.Module:
-    """Return a copy of a module, in which some parameters have the memory they had; None: the frozen ones."""
+    """Return a copy of a module, in which some parameters have the memory they had; None: the frozen ones.
+
+    Tensors that are neither parameters nor buffers are not copied: `forward()` may have kept some to be looked at, and
+    those of a pass with several clients cannot be.
+    """
     if shared is None:
         shared = [value for value in module.parameters() if not value.requires_grad]
-    return copy.deepcopy(module, _same_memory(shared))
+    loose = (value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor))
+    return copy.deepcopy(module, {id(value): value for value in loose} | _same_memory(shared))
 
 
 def _same_memory(parameters: Iterable[nn.Parameter]) -> dict[int, Any]:

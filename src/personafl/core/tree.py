@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from personafl.core.seam import replaceable
+
 Params = dict[str, Tensor]
 Tree = Any  # a Tensor, or a dict, tuple or NamedTuple of trees
 T = TypeVar("T")
@@ -76,6 +78,12 @@ def norm(tree: Tree) -> Tensor:
 def where(condition: Tensor, a: T, b: T) -> T:
     """Return a where the scalar condition holds, else b."""
     return map(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+@replaceable
+def when(condition: Tensor, then: Callable[[], T], otherwise: T) -> T:
+    """Return then() where the scalar condition holds, else the other; then() has to do without side effects."""
+    return where(condition, then(), otherwise)
 
 
 def finite(stacked: Tree, count: int) -> Tensor:

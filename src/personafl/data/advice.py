@@ -6,13 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from personafl.data.config import DataConfig, Moments
 from personafl.data.federated import Clients, FederatedData
 from personafl.data.moments import column, sums_of
 
 _FEW = 10  # training samples, below which a personal model is a guess
+_VALUES, _SEVERAL = 50, 5  # of a feature that may tell the label, and samples of each
+_LOOKED_AT = 500  # features, above which none is looked at by itself
 _FAR = 10.0  # times standard: inputs that are further off train badly as they are
+_RARE = 0.95  # of one label, from which accuracy says little
 _SKEWED = 0.1  # total variation beyond that of clients dealt at random
 
 
@@ -32,6 +36,8 @@ def advice(data: FederatedData, config: DataConfig) -> Iterator[str]:
     """Yield what to know of the data before anything is trained on them."""
     if data.x.is_floating_point():
         yield from _scales(data, config)
+    if data.x.is_floating_point() and data.x.ndim == 2:
+        yield from _telling(data)
     few = np.flatnonzero(data.train.sizes < _FEW)
     if len(few):
         yield f"{_some(data, few)} fewer than {_FEW} training samples: own models are guesses; see data.min_samples"
@@ -57,6 +63,35 @@ def _scales(data: FederatedData, config: DataConfig) -> Iterator[str]:
         )
 
 
+def _telling(data: FederatedData) -> Iterator[str]:
+    """Features that say who a sample is of, and ones that say the label: keys and copies of it, perhaps."""
+    sizes = data.train.sizes_of(data.seen)
+    rows = data.train.of(data.seen)
+    x = data.x[torch.from_numpy(rows)].numpy()
+    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+    low, high = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
+    fixed = (low == high).all(0) & (x.min(0) < x.max(0))
+    if len(starts) > 1 and max(sizes) > 1 and fixed.any():
+        names = _first([column(data, place) for place in np.flatnonzero(fixed).tolist()])
+        what = "tells clients apart, and an own model learns nothing from it"
+        yield f"{fixed.sum()} of {x.shape[1]:,} features ({names}) never changes within a client: {what}; see data.drop"
+    if data.task == "classification" and x.shape[1] <= _LOOKED_AT:
+        labels = data.y.numpy()[rows]
+        names = _first([column(data, place) for place in range(x.shape[1]) if _tells(x[:, place], labels)])
+        if names:
+            yield f"the label follows from one feature alone ({names}): is it known before the label is? See data.drop"
+
+
+def _tells(values: NDArray[np.float32], labels: NDArray[np.int64]) -> bool:
+    """Whether a few values, each of several samples, have one label each, and not all the same."""
+    found, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    if not 1 < len(found) <= _VALUES or counts.min() < _SEVERAL:
+        return False
+    first = np.zeros(len(found), dtype=np.int64)
+    first[place] = labels
+    return bool((first[place] == labels).all() and np.ptp(first) > 0)
+
+
 def _labels(data: FederatedData) -> Iterator[str]:
     counts = data.counts("train").astype(np.float64)
     one = np.flatnonzero((counts > 0).sum(axis=1) == 1)
@@ -64,6 +99,11 @@ def _labels(data: FederatedData) -> Iterator[str]:
         yield f"{_some(data, one)} one class only: saying nothing else is right, so their accuracy says little"
     size = np.maximum(counts.sum(axis=1, keepdims=True), 1)
     pooled = counts.sum(axis=0) / counts.sum()
+    if (most := float(pooled.max())) > _RARE:
+        yield (
+            f"{100 * most:.1f}% of the training samples are {data.label_names[int(pooled.argmax())]}, and so often a "
+            f'model that says nothing else is right: see training.class_weights = "balanced", and metrics of your own'
+        )
     apart = float(np.abs(counts / size - pooled).sum(axis=1).mean() / 2)
     # E|p̂ − p| of a share p among n samples is about √(2p(1 − p)/πn), and no more than 2p(1 − p).
     spread = np.minimum(np.sqrt(2 * pooled * (1 - pooled) / (np.pi * size)), 2 * pooled * (1 - pooled))

@@ -1,6 +1,6 @@
 """From a source to a federated data set in one call: partition, test, validation, unseen clients."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +75,7 @@ def federate(dataset: Dataset, config: DataConfig, seed: int) -> FederatedData:
         client_names=clients.names,
         label_names=label_names,
         vocabulary=dataset.vocabulary,
-        notes=clients.notes,
+        notes=(*dataset.notes, *_dealt(dataset, config, len(clients.names)), *clients.notes),
         task="ctc" if config.target == "spelling" else dataset.task,
         reading=dataset.reading,
     )
@@ -86,6 +86,15 @@ def _usual(dataset: Dataset) -> kinds.Partition:
     if dataset.user is not None:
         return kinds.Users()
     return kinds.Dirichlet() if dataset.task == "classification" else kinds.Iid()
+
+
+def _dealt(dataset: Dataset, config: DataConfig, clients: int) -> Iterator[str]:
+    """Yield what to know of who the clients are."""
+    if clients == 1:
+        yield "there is one client, so that nothing is shared: name users with data.user, or deal with data.partition"
+    elif dataset.user is None and config.partition is None:
+        how = "by labels (dirichlet)" if dataset.task == "classification" else "at random"
+        yield f"nothing says whose samples these are: dealt to {clients:,} clients {how}; see data.user, data.partition"
 
 
 def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) -> _Clients:
@@ -100,7 +109,8 @@ def _natural(dataset: Dataset, how: kinds.Users, config: DataConfig, seed: int) 
     if len(large) < len(groups):
         small = np.flatnonzero(groups.sizes < config.min_samples)
         left_out = listed(["+".join(dataset.user_names[user] for user in members[client]) for client in small])
-        notes += (f"{len(small)} clients with fewer than {config.min_samples} samples left out: {left_out}",)
+        count = f"{len(small)} client{'s' if len(small) > 1 else ''}"
+        notes += (f"{count} with fewer than {config.min_samples} samples left out: {left_out}",)
     if how.clients is not None:
         if how.clients > len(large):
             raise BadInput(

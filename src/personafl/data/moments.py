@@ -99,7 +99,12 @@ def agreed(sums: Iterable[Sums]) -> Moments:
 
 def column(data: FederatedData, place: int) -> str:
     """Return what a channel or feature is called: its number, or the name of the table's column."""
-    names = data.reading.features or ()
+    values = data.reading.categories or {}
+    names = [
+        called
+        for name in data.reading.features or ()
+        for called in ([f"{name} = {value}" for value in values[name]] if name in values else [name])
+    ]
     return names[place] if len(names) == data.x.shape[1] else str(place)
 
 

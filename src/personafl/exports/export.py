@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -149,15 +149,15 @@ def write_models(
     for client in [*shared, *members]:
         timed = batch if client is None or client == members[0] else None
         file = out / ("global.safetensors" if client is None else files[client])
-        written.append(_write(finished, client, file, onnx, timed))
-        if peft:
-            _write_peft(finished, client, file.with_suffix(""))
+        written.append(_write(finished, client, file, timed, onnx=onnx, peft=peft))
         if listener is not None:
             listener(len(written), len(shared) + len(members))
     return Exported(run, out, finished.origin.method, tuple(written))
 
 
-def _write(finished: Finished, client: int | None, file: Path, onnx: bool, batch: int | None) -> ExportedModel:
+def _write(
+    finished: Finished, client: int | None, file: Path, batch: int | None, *, onnx: bool, peft: bool
+) -> ExportedModel:
     """Write the model of all, or the last one of a client, and return what it is."""
     models = finished.models(client)
     name: Any = "global" if client is None else "tuned" if "tuned" in models else "personal"
@@ -168,9 +168,11 @@ def _write(finished: Finished, client: int | None, file: Path, onnx: bool, batch
     text |= finished.privacy(client)
     content, card = pack(parts, text), Card.model_validate(text)
     graph = _graph(finished, file, net, parts, text) if onnx else None
+    adapters = files_of(net.module(), summed(models[name])) if peft else {}
     atomic_write(file, content)
     if graph is not None:
         atomic_write(file.with_suffix(".onnx"), graph)
+    _write_folder(file.with_suffix(""), adapters)
     work, dense_work, spent = _costs(finished, net, parts, batch)
     exported = ExportedModel(
         model=name,
@@ -195,13 +197,12 @@ def _write(finished: Finished, client: int | None, file: Path, onnx: bool, batch
     return exported
 
 
-def _write_peft(finished: Finished, client: int | None, folder: Path) -> None:
-    """Write the same model as a folder of peft's."""
-    models = finished.models(client)
-    parts = models["global" if client is None else "tuned" if "tuned" in models else "personal"]
+def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files, given by name, into a folder; none makes no folder."""
     with storage(folder):
-        folder.mkdir(exist_ok=True)
-    for name, content in files_of(finished.origin.net(client).module(), summed(parts)).items():
+        if files:
+            folder.mkdir(exist_ok=True)
+    for name, content in files.items():
         atomic_write(folder / name, content)
 
 

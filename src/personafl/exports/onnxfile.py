@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import onnx
 
 TOLERANCE = 1e-5  # relative to the largest score, or to 1 if that is larger
+_LARGEST = 2**31  # bytes of a file
 _MOST = 256  # values of a weight that is stored as codes
 _BYTES = torch.arange(256, dtype=torch.uint8)
 
@@ -50,6 +51,9 @@ def onnx_file(network: nn.Module, x: Tensor, facts: Mapping[str, str]) -> bytes:
     """
     import onnx
 
+    size = 4 * sum(value.numel() for value in (*network.parameters(), *network.buffers()))
+    if size >= _LARGEST:  # before gigabytes are written that protobuf does not take
+        raise BadInput(f"its weights take {size / 2**30:.1f} GiB in single precision, and such a file has at most 2")
     network = network.float().eval()
     x = x.float() if x.is_floating_point() else x
     plain = _exported(network, x)

@@ -23,7 +23,7 @@ class _Facts:
         self.module = net._module
         for layer in self.module.modules():
             if type(layer) is nn.Sequential:
-                _pool_first(layer)
+                layer.__class__ = PoolFirst
         self.places = _places(self.module)
         self.grouped = any(isinstance(m, nn.GroupNorm) for m in self.module.modules())
         self.apart = False  # whether samples of several clients may be one batch
@@ -104,15 +104,28 @@ def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Tensor | None],
     return found
 
 
-def _pool_first(layers: nn.Sequential) -> None:
-    """Put each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them.
+class PoolFirst(nn.Sequential):
+    """Calls each ReLU after the max-pooling that follows it: the same values and gradients, from a fraction of them.
 
-    One that writes into the input of all the layers stays: others may see that.
+    Its layers stay in their order for whoever calls them one by one, or some of them: a `forward()` may look at what is
+    between. A ReLU that writes into the input of all the layers stays: others may see that.
     """
-    names = list(layers._modules)
-    for name, following in itertools.pairwise(names):
-        layer, pool = layers._modules[name], layers._modules[following]
-        if type(layer) is not nn.ReLU or (layer.inplace and name == names[0]):
-            continue
-        if isinstance(pool, _MaxPoolNd) and not pool.return_indices:
-            layers._modules[name], layers._modules[following] = pool, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Call the layers."""
+        layers = list(self._modules.values())
+        for place, following in itertools.pairwise(range(len(layers))):
+            layer, pool = layers[place], layers[following]
+            if type(layer) is not nn.ReLU or (layer.inplace and not place) or _watched(layer) or _watched(pool):
+                continue
+            if isinstance(pool, _MaxPoolNd) and not pool.return_indices:
+                layers[place], layers[following] = pool, layer
+        for layer in layers:
+            assert layer is not None
+            x = layer(x)
+        return x
+
+
+def _watched(layer: nn.Module | None) -> bool:
+    """Say whether a hook looks at what goes through a layer."""
+    return layer is not None and bool(layer._forward_hooks or layer._forward_pre_hooks)

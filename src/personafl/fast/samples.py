@@ -25,6 +25,7 @@ from personafl.core.samples import clipped_sums as defined
 from personafl.core.samples import noisy_mean as defined_mean
 from personafl.core.seam import definition
 from personafl.core.tree import Params
+from personafl.fast.network import PoolFirst
 from personafl.fast.stack import Outside, stack_around, transformed
 
 _EACH = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity)  # of one number at a time
@@ -103,18 +104,28 @@ def _plain(objective: Any) -> bool:
     """Say whether an objective is a known loss of a chain of known layers."""
     if not isinstance(objective, MeanLoss) or objective.loss not in _LOSSES:
         return False
-    return all(_known(layer) for _, layer in _layers(objective.net))
+    return all(_known(layer) and _whole(objective.net, prefix, layer) for prefix, layer in _layers(objective.net))
 
 
 def _layers(net: Net) -> Iterator[tuple[str, nn.Module]]:
     def inside(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if type(module) is not nn.Sequential:
+        if type(module) not in (nn.Sequential, PoolFirst):
             yield prefix, module
             return
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # also one that is there twice
+            assert child is not None
             yield from inside(f"{prefix}.{name}".lstrip("."), child)
 
     return inside("", net._module)
+
+
+def _whole(net: Net, prefix: str, layer: nn.Module) -> bool:
+    """Say whether all parameters of a layer are trained, by its own names and no other layer's, or all are frozen."""
+    every = {id(value) for name, value in net._module.named_parameters() if name in net.shapes}
+    found = {
+        (f"{prefix}.{name}".lstrip(".") in net.shapes, id(value) in every) for name, value in layer.named_parameters()
+    }
+    return found <= {(True, True)} or found <= {(False, False)}
 
 
 def _known(layer: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from personafl.api.deployment import check_extra
 from personafl.deploy.server.opening import check_moments, deployable
 from personafl.errors import BadInput
 from personafl.recipe.recipe import Recipe
+from personafl.runs.addressing import check_one_for_all
 from personafl.runs.start import settled
 from personafl.storage.files import storage
 
@@ -39,6 +40,7 @@ def write_app(recipe: Recipe, out: Path) -> None:
     if recipe.federation.offline:
         raise BadInput("federation.offline: nodes are in contact with their SuperLink; remove it, or use personafl run")
     check_moments(recipe, "a Flower app")
+    check_one_for_all(recipe.algorithm(), "a Flower app")
     if recipe.sample_privacy is not None:
         raise BadInput("sample_privacy: a Flower app does not have it; remove it, or use personafl server")
     if recipe.secure is not None:

@@ -107,7 +107,7 @@ class _Server:
     def _part(self) -> None:
         """Give every node the last broadcast; stay until all that are there have their model."""
         rounds = self._rounds
-        self._final = Said(Finished(rounds=rounds.done), rounds.final())
+        self._final = Said(Finished(rounds=rounds.done), rounds.final().whole)
         soon = time.monotonic() + _PAUSE
 
         def done() -> bool:

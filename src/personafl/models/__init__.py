@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from personafl.core.net import Net, copied
 from personafl.core.split import Split
@@ -106,6 +107,9 @@ Source = nn.Module | Callable[[], nn.Module]
 def _source(network: Network, data: FederatedData, module: nn.Module | None) -> Source:
     """Return the module that was given, or what makes it."""
     if module is not None:  # it replaces all that the record says of the model
+        lazy = [name for name, value in module.named_parameters() if is_lazy(value)]
+        if lazy:
+            raise BadInput(f"model: {lazy[0]} has no shape yet; call the model once, on a few samples, first")
         return module
     found = _find(network.name)
     if isinstance(found, nn.Module):
@@ -194,7 +198,8 @@ def _maker(
 
 def _tried(make: Source, network: Network, data: FederatedData) -> Net:
     """Return what makes a module as a network; fail if its output does not fit the data."""
-    with users_code(f"model: {network.name!r} cannot be used"):
+    name = type(make).__name__ if isinstance(make, nn.Module) else network.name
+    with users_code(f"model: {name!r} cannot be used"):
         net = Net(make, network.buffers)
     shape = list(net.probe(data.x[:2]).shape)
     try_stacked(net, data.x[:2])

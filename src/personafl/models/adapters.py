@@ -207,7 +207,9 @@ def _targeted(module: nn.Module, places: dict[str, nn.Module], targets: Sequence
 
 
 def _means(target: str, pattern: re.Pattern[str], name: str) -> bool:
-    return name == target or name.endswith(f".{target}") or pattern.fullmatch(name) is not None
+    # Of a Hugging Face model also as that and peft call it: here it is the child `model` of another one.
+    whole = name, name.removeprefix("model.")
+    return name == target or name.endswith(f".{target}") or any(map(pattern.fullmatch, whole))
 
 
 def _adapt(layer: nn.Module, size: int, scale: float, like: Tensor, lora: type[LowRank]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from personafl.core.shape import DataShape
 from personafl.data.sources.tokens import Tokens, tokens_in
@@ -44,14 +44,28 @@ def continuation(
     before = tokens.encode([prompt])[0] or ([] if tokens.end is None else [tokens.end])
     if not before:
         raise BadInput("prompt: has no tokens; write a word")
-    draws, written = torch.Generator().manual_seed(seed), list(before)
+    draws, written = torch.Generator().manual_seed(seed % 2**64), list(before)
     for _ in range(most):
-        scores = network(torch.tensor([written[-length:]]))[0, -1].to(torch.float64)
-        if temperature > 0:
-            token = int(torch.multinomial((scores / temperature).softmax(-1), 1, generator=draws))
+        scores = _scores(network, tokens, written[-length:])
+        if temperature > 0:  # less the greatest, for a quotient may be infinite
+            share = ((scores - scores.max()) / temperature).softmax(-1)
+            token = int(torch.multinomial(share, 1, generator=draws))
         else:
             token = int(scores.argmax())
         if token == tokens.end:
             break
         written.append(token)
     return tokens.decode(written).removeprefix(tokens.decode(before))
+
+
+def _scores(network: nn.Module, tokens: Tokens, seen: list[int]) -> Tensor:
+    """Return the scores of what may follow, [tokens]."""
+    try:
+        scores: Tensor = network(torch.tensor([seen]))[0, -1].to(torch.float64)
+    except IndexError:
+        raise BadInput(
+            f"{tokens.where}: has tokens that the model does not know; put back the tokenizer of its training data"
+        ) from None
+    if not scores.max() < torch.inf:
+        raise BadInput("model: its scores are not finite, for its training diverged; take another model")
+    return scores

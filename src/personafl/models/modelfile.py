@@ -46,7 +46,7 @@ def network_text(network: Network) -> str:
     parts |= network.model_dump(mode="json", include=set(parts))
     known = {"rank", "alpha", "targets", "frozen"}
     if getattr(network, "frozen", None):  # else all that came from there is trained, and in the file
-        known.add("adapter_from")
+        known |= {"adapter_from", "adapter_sha256"}
     if getattr(network, "adapters", 1) == 2:
         known.add("adapters")
     lora = network.model_dump(mode="json", include=known, exclude_none=True)

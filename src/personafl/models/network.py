@@ -63,8 +63,8 @@ class SharedNetwork(Network):
     adapters: Literal[1, 2] = 1  # of lora at a layer: two are added up, and the second is the part "lora_local"
     targets: tuple[str, ...] | None = None  # layers with an adapter; None: all that it fits, see docs/adapters.md
     frozen: str | tuple[str, ...] | None = None  # parts or patterns that are not trained, besides a pretrained model
-
     adapter_from: str | None = None  # folder that peft wrote, whose adapters training starts from
+    adapter_sha256: str | None = None  # of its files; None: any
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -84,23 +84,26 @@ class SharedNetwork(Network):
         record = super().anchored()
         if self.adapter_from is None:
             return record
-        from personafl.models.peftfolder import told
+        from personafl.models.peftfolder import same, told
 
         known = told(self.adapter_from)
         for key, value in known.items():
             if getattr(self, key) not in (None, value):
                 raise BadInput(f"model.{key}: is {value} in {self.adapter_from}; remove it here, or set it to that")
-        return record.model_copy(update={**known, "adapter_from": str(Path(self.adapter_from).expanduser().resolve())})
+        whole = str(Path(self.adapter_from).expanduser().resolve())
+        known |= {"adapter_from": whole, "adapter_sha256": same(whole, self.adapter_sha256)}
+        return record.model_copy(update=known)
 
     def adapted(self, module: nn.Module, kind: AdapterKind) -> nn.Module:
         """Return a copy of a module with adapters of a kind, as the record has them."""
         size = self.adapter_size if self.rank is None else self.rank
         if self.adapter_from is None:
             return with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets, count=self.adapters)
-        from personafl.models.peftfolder import put_in, told
+        from personafl.models.peftfolder import put_in, same, told
 
         if self.rank is None:
             return self.model_copy(update=told(self.adapter_from)).adapted(module, kind)
+        same(self.adapter_from, self.adapter_sha256)
         made = with_adapters(module, kind, size=size, alpha=self.alpha, targets=self.targets, count=self.adapters)
         put_in(made, self.adapter_from)
         return made

@@ -5,6 +5,7 @@ classifier that are trained as a whole (`modules_to_save`) have their own names.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from personafl.core.split import listed
 from personafl.core.tree import Params
 from personafl.errors import BadInput
 from personafl.models.adapters import LowRank, TwoLowRank, is_conv1d
-from personafl.models.pretrained import Pretrained
+from personafl.models.pretrained import Pretrained, checked_fingerprint
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ROOT = "base_model.model."
@@ -61,9 +62,17 @@ def told(folder: str) -> dict[str, Any]:
     try:
         targets = config["target_modules"]
         names = (targets,) if isinstance(targets, str) else tuple(map(str, targets))
-        return {"rank": int(config["r"]), "alpha": float(config["lora_alpha"]), "targets": names}
-    except (KeyError, TypeError, ValueError) as error:
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"{_WHERE}: {folder}/{CONFIG} has no r, lora_alpha and target_modules of LoRA") from error
+    if rank < 1 or not 0 < alpha < math.inf:
+        raise BadInput(f"{_WHERE}: {folder}/{CONFIG} has r = {rank}, lora_alpha = {alpha:g}; both must be above 0")
+    return {"rank": rank, "alpha": alpha, "targets": names}
+
+
+def same(folder: str, sha256: str | None) -> str:
+    """Return the SHA-256 of a folder; fail if it is not that of before, if there was one."""
+    return checked_fingerprint(_WHERE, Path(folder).expanduser(), sha256, CONFIG)
 
 
 def put_in(module: nn.Module, folder: str) -> None:
@@ -130,8 +139,8 @@ def _saved(module: Pretrained, name: str) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
+        config: dict[str, Any] = dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{_WHERE}: {folder} has no {CONFIG} that can be read; give a folder of peft's") from error
     if config.get("peft_type") != "LORA":
         raise BadInput(

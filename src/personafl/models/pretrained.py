@@ -7,6 +7,7 @@ no vmap around, whoever calls may have torch's own attention instead (`fused`).
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -54,12 +55,7 @@ class Pretrained(nn.Module):
         if task not in _AUTO:
             raise BadInput(f"model.source: is for {' and '.join(_AUTO)}, and the task of this data is {task}")
         folder = base_folder(source)
-        found = fingerprint(folder)
-        if sha256 not in (None, found):
-            raise BadInput(
-                f"model.source: the model in {folder} is another one, of SHA-256 {found[:12]}…, and "
-                f"{str(sha256)[:12]}… was used before; give the folder of that one"
-            )
+        found = checked_fingerprint("model.source", folder, sha256)
         base = _loaded(str(folder), found, _AUTO[task], None if task == "next-token" else classes, base_dtype)
         self.model = copied(base.model, base.model.parameters())
         self._how = "eager"
@@ -201,13 +197,41 @@ def base_folder(source: str) -> Path:
             f"model.source: {folder} has no weights in *.safetensors; write them with save_pretrained(FOLDER) of "
             "transformers"
         )
+    if (folder / "adapter_config.json").exists():  # transformers would put these in, where peft is installed
+        raise BadInput(
+            f"model.source: {folder} has adapters beside the model (adapter_config.json); move them to a folder of "
+            "their own, and start from them with model.adapter_from"
+        )
+    _check_inside(folder)
     return folder.resolve()
 
 
-def fingerprint(folder: Path) -> str:
+def _check_inside(folder: Path) -> None:
+    """Fail if weights are said to be in other files than those of the folder, which the fingerprint is of."""
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadInput(f"model.source: {index} cannot be read; save the model again") from error
+        if outside := sorted(names - {path.name for path in folder.glob("*.safetensors")}):
+            raise BadInput(f"model.source: {index} names {outside[0]!r}, which is no file of weights beside it")
+
+
+def fingerprint(folder: Path, config: str = "config.json") -> str:
     """Return the SHA-256 of a model's configuration and weights."""
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    files = [folder / config, *sorted(folder.glob("*.safetensors"))]
     return _digest(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
+def checked_fingerprint(where: str, folder: Path, known: str | None, config: str = "config.json") -> str:
+    """Return the same; fail if it is not that of before, if there was one."""
+    found = fingerprint(folder, config)
+    if known not in (None, found):
+        raise BadInput(
+            f"{where}: the model in {folder} is another one, of SHA-256 {found[:12]}…, and {str(known)[:12]}… was used "
+            "before; give the folder of that one"
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=8)

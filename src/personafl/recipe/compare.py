@@ -28,6 +28,7 @@ class CompareSection(Strict):
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tune: Positive | None = None  # trials of each method, by validation data, before its runs; None: as the recipe says
+    pick: bool = False  # also say which method validation data pick, and how far from the best on test data it is
 
     @field_validator("methods", "seeds")
     @classmethod

@@ -205,7 +205,8 @@ class Recipe(Strict):
         """
         if not self.pretrain.rounds:
             return None
-        own = dict.fromkeys(("personal", "adapter", "rank", "alpha", "targets", "frozen", "adapter_from"))
+        lora = ("rank", "alpha", "targets", "adapter_from", "adapter_sha256")
+        own = dict.fromkeys(("personal", "adapter", "frozen", *lora))
         return self.model_copy(
             update={
                 "rounds": self.pretrain.rounds,
@@ -228,12 +229,22 @@ class Recipe(Strict):
         """Return the recipe with stage (a) done, in the directory of that run."""
         return self.model_copy(update={"start": str(run.resolve()), "pretrain": PretrainSection()})
 
-    def narrowed(self, methods: Sequence[str] | None, seeds: Sequence[int] | None, tune: int | None = None) -> Recipe:
-        """Return the recipe with other methods and seeds to compare, and trials to tune by; None keeps the recipe's."""
+    def narrowed(
+        self,
+        methods: Sequence[str] | None,
+        seeds: Sequence[int] | None,
+        tune: int | None = None,
+        pick: bool | None = None,
+    ) -> Recipe:
+        """Return the recipe with other methods and seeds to compare, trials to tune by, and whether one is picked.
+
+        None keeps the recipe's.
+        """
         values = self.compare.model_dump()
         values |= {"methods": list(methods)} if methods is not None else {}
         values |= {"seeds": list(seeds)} if seeds is not None else {}
         values |= {"tune": tune} if tune is not None else {}
+        values |= {"pick": pick} if pick is not None else {}
         used = {self.compare.variants.get(m, {}).get("method", {}).get("name", m) for m in values["methods"]}
         values["options"] = {name: given for name, given in self.compare.options.items() if name in used}
         base = self.model_dump(mode="json", exclude_none=True)
@@ -250,6 +261,10 @@ class Recipe(Strict):
         paths = {key: Path(name).expanduser() for key, name in named.items() if name is not None}
         found = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
         changes["data"] = self.data.model_copy(update=found)
+        changes["devices"] = tuple(
+            each if each.model is None else each.model_copy(update={"model": each.model.anchored()})
+            for each in self.devices
+        )
         if self.cloud is not None:
             changes["cloud"] = self.cloud.anchored()
         if self.buffer is not None:

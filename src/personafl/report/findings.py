@@ -54,9 +54,11 @@ class Scored:
         return _seen(self.results[seed], key)
 
 
-def scored(results: Sequence[Labelled], model: str | None = None, measure: Measure = ACCURACY) -> dict[str, Scored]:
+def scored(
+    results: Sequence[Labelled], model: str | None = None, measure: Measure = ACCURACY, split: str | None = None
+) -> dict[str, Scored]:
     """Return by label the scores of each method's model, or of the one that is named; the best first."""
-    split = main_split([row for _, result in results for row in result.rows])
+    split = split or main_split([row for _, result in results for row in result.rows])
     people: dict[str, int] = {}
     found = []
     for label in dict.fromkeys(label for label, _ in results):

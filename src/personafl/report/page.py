@@ -29,6 +29,7 @@ from personafl.report.findings import behind, scored, sentence
 from personafl.report.gains import gain_figures, spread_figures
 from personafl.report.groups import group_figures
 from personafl.report.load import Source, load
+from personafl.report.picking import pick_figures
 from personafl.report.sides import side_figures, side_sentence
 from personafl.report.split import split_figures
 from personafl.report.svg import COLOURS
@@ -53,7 +54,9 @@ def page_of(sources: Sequence[Source], folder: Path, live: bool = False) -> str:
     methods = scored(results)
     standings = about.standings(sources, folder)
     styles, script = _asset("page.css"), _asset("page.js")
+    asked = any(source.recipe.get("compare", {}).get("pick") for source in sources)
     findings = [
+        ("picked", "Picked by validation data", pick_figures(results) if asked else []),
         ("sides", "Side by side", side_figures(sources)),
         ("differences", "Method against method", difference_figures(methods)),
         ("groups", "By device and server", group_figures(methods)),

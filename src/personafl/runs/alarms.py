@@ -15,7 +15,11 @@ from personafl.evaluate.score import Scores
 
 _ROUNDS = 5  # that must agree, for cohorts differ
 _FAR = 2.0  # times as much: of the best loss so far, or of that of guessing
+_BY_FAR = 4.0  # times less than guessing: a training loss that says that training works
 _REMEDY = "lower training.lr, set training.clip, or standardise the inputs (data.normalize)"
+_BY_HEART = "training data are learned by heart: train fewer rounds, set training.weight_decay, or take a smaller model"
+_NEARLY_ALL = 0.95  # of samples have one label: hardly anything is better than that answer
+_RARE = 'nearly all have one label: see training.class_weights = "balanced", and metrics of your own'
 _LEARN = "train longer, try another training.lr, or standardise the inputs (data.normalize)"
 Split = Literal["test", "validation"]
 _SPLITS: tuple[Split, ...] = ("test", "validation")  # on which models are judged
@@ -91,17 +95,25 @@ class Alarms:
         """No better, on average over clients, than the one label that is best for all of them."""
         data, rows = self._data, self._data.rows(split)
         if data.task == "regression" and len(clients) and np.mean(scores.accuracy[scores.samples > 0]) <= 0:
-            yield f"{model} chance", f"{_when(number)} the {model} model is no better than the mean target; {_LEARN}"
+            what = f"the {model} model is no better than the mean target"
+            yield f"{model} chance", f"{_when(number)} {what}; {self._remedy(self._guess)}"
         if data.task != "classification" or data.classes < 2 or not len(clients):
             return
         sizes = rows.sizes_of(clients)
         weights = np.repeat(1 / sizes, sizes) / len(clients)
         labels = data.y[rows.of(clients)].cpu().numpy()
-        chance = float(np.bincount(labels, weights).max())
+        shares = np.bincount(labels, weights)
+        chance = float(shares.max())
         accuracy = float(np.mean(scores.accuracy[scores.samples > 0]))
         if accuracy <= chance:
+            guess = -float((shares * np.log(np.maximum(shares, 1e-12))).sum())
+            remedy = _RARE if chance > _NEARLY_ALL else self._remedy(guess)
             both = f"{100 * accuracy:.1f}% right, where one answer for all is {100 * chance:.1f}%"
-            yield f"{model} chance", f"{_when(number)} the {model} model is at chance level: {both}; {_LEARN}"
+            yield f"{model} chance", f"{_when(number)} the {model} model is at chance level: {both}; {remedy}"
+
+    def _remedy(self, guess: float) -> str:
+        """Models that guess either have not learned enough, or so much that it says nothing of other samples."""
+        return _BY_HEART if self._losses and self._losses[-1] < guess / _BY_FAR else _LEARN
 
 
 def _guessing(data: FederatedData) -> float:

@@ -14,6 +14,7 @@ from personafl.data.inputs import as_seen
 from personafl.errors import BadInput
 from personafl.models import make_net_and_split
 from personafl.recipe.recipe import Recipe
+from personafl.runs.addressing import check_addressed
 from personafl.runs.attack import make_attack, under_attack
 from personafl.runs.given import NOTHING, Given
 from personafl.runs.job import Job
@@ -111,6 +112,7 @@ def _rehearse(federation: Federation) -> None:
 def _method(recipe: Recipe, algorithm: Algorithm | None) -> Algorithm:
     """Return the method; fail if the recipe asks for what it cannot do."""
     algorithm = make_method(recipe, algorithm)
+    check_addressed(recipe, algorithm)
     recipe.federation.check_offline(algorithm)
     check_tracking(recipe.tracking)
     return algorithm

@@ -79,12 +79,13 @@ def score(
     def task(which: int, server: int, group: Clients) -> TryOwn:
         down = downs[server]
         known, ready = _stand(side, tuned, group)
-        states = side.states_for(down, which, group, "none") if known or not ready else ()
+        own = side.addressed(group)
+        states = side.states_for(down, which, group, "none", own) if known or not ready else ()
         last = _tuned_states(side, tuned, shape(which, server), group) if ready and tuned is not None else ()
         outcomes = shared.get((server, "validation")) if blends and _can_choose(who.problems[which], rule) else None
-        own = None if outcomes is None else outcomes.of(_places(everyone[server], group))
+        with_shared = None if outcomes is None else outcomes.of(_places(everyone[server], group))
         rows = {split: rows.among(group) for split, rows in splits.items()}
-        return TryOwn(which, group, down, states, last, known, twice, rows, own)
+        return TryOwn(which, group, down, states, last, known, twice, rows, with_shared, own)
 
     for (_, _, group), tried in zip(groups, side.done(task(*group) for group in groups), strict=True):
         for key, found in tried.scores.items():
@@ -158,7 +159,7 @@ def stages(side: ClientSide, tuned: Store | None, which: int, down: Tree, group:
     """
     known, ready = _stand(side, tuned, group)
     if known or not ready:
-        yield "personal", side.states(which, down, group)
+        yield "personal", side.states(which, down, group, side.addressed(group))
     if ready and tuned is not None:
         yield "tuned" if known else "personal", _tuned_states(side, tuned, _tuned_shape(side, which, down), group)
 

@@ -56,7 +56,7 @@ def packed_models(
     They are made from what a server sends; None: from the mean of all servers.
     """
     models: dict[str, tuple[Tree, ...]] = {}
-    message = side.broadcast(server)
+    message = side.message_to(client, server)
     which = int(side.learners.problem_of[client])
     for name, states in stages(side, tuned, which, wire.dense(message), np.array([client])):
         parts = packed(side.learners.rule, side.learners.problems[which], message, tree.take(states, 0))

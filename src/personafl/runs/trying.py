@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from personafl.core import tree
+from personafl.core.algorithm import NOTHING_OWN, Own, given
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients, Ragged, Rows
 from personafl.evaluate.choice import Gains
@@ -36,6 +37,7 @@ class TryShared(NamedTuple):
     rows: Splits  # of these clients alone
     problem: int = 0
     states: Tree = ()  # the model needs none
+    own: Own = NOTHING_OWN  # nor is it of anyone alone
 
     def done_by(self, trainer: Trainer) -> TriedShared:
         """Try it."""
@@ -73,6 +75,7 @@ class TryOwn(NamedTuple):
     twice: bool  # whether there are clients that have models from both
     rows: Splits  # of these clients alone
     shared: Outcomes | None
+    own: Own  # of each client in what it receives
 
     def done_by(self, trainer: Trainer) -> TriedOwn:
         """Try them."""
@@ -95,7 +98,7 @@ class TryOwn(NamedTuple):
         """Yield the stacked models of clients, one kind after the other: they may be large."""
         models: dict[str, Params] = {}
         for name, states in (("personal", self.states), ("tuned" if self.known else "personal", self.tuned)):
-            params = _personal(trainer.learners, self.problem, self.down, states)
+            params = _personal(trainer.learners, self.problem, self.down, self.own, states)
             if params is not None:
                 models[name] = params
         if self.twice and "tuned" not in models:  # a newcomer, among clients that have both
@@ -119,13 +122,18 @@ def _places(rows: Splits) -> Rows:
     return np.arange(len(next(iter(rows.values()))))
 
 
-def _personal(who: Learners, which: int, down: Tree, states: Any) -> Params | None:
-    """Return the personal models of stacked states, if they have any."""
-    rule, problem = who.rule, who.problems[which]
-    if not tree.leaves(states) or "personal" not in rule.models(problem, down, tree.take(states, 0)):
+def _personal(who: Learners, which: int, down: Tree, own: Own, states: Any) -> Params | None:
+    """Return the personal models of stacked states, or of what clients without any are sent, if they have them."""
+    rule, problem, both = who.rule, who.problems[which], (own, states)
+
+    def models(beside: tuple[Own, Tree]) -> dict[str, Params]:
+        mine, state = beside
+        return rule.models(problem, given(down, mine), state)
+
+    if type(states) is tuple or not tree.leaves(both) or "personal" not in models(tree.take(both, 0)):
         return None
-    own: Params = vmap(lambda state: rule.models(problem, down, state)["personal"])(states)
-    return own
+    found: Params = vmap(lambda beside: models(beside)["personal"])(both)
+    return found
 
 
 def blend(shared: Params, stacked: Params, share: float) -> Params:

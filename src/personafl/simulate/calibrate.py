@@ -2,7 +2,8 @@
 
 It is not in doubt on a GPU, where stacking is, nor for small networks, whose steps cost more to call than to compute.
 A choice is kept in the run directory, so that a resumed run goes on with it, and in the user's cache, so that all seeds
-of a comparison, and later runs of the same kind, have one.
+of a comparison, and later runs of the same kind, have one. Where one thread computes, its processor seconds are
+compared: they are the same whatever else the machine does, and one long pause decides nothing.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ Clock = Callable[[], float]
 
 
 def calibrated(
-    federation: Federation, memory: int, file: Path, clock: Clock = time.perf_counter
+    federation: Federation, memory: int, file: Path, clock: Clock | None = None
 ) -> tuple[Federation, list[str]]:
     """Return the federation with the faster engines for its problems, and a line for each choice that was made.
 
@@ -69,13 +70,14 @@ def in_doubt(problem: Problem, device: torch.device) -> bool:
     return any(net.convolutional or net.constant or net.parameters > _SMALL for net in nets)
 
 
-def _choice(federation: Federation, which: int, memory: int, clock: Clock) -> tuple[Strategy, str | None]:
+def _choice(federation: Federation, which: int, memory: int, clock: Clock | None) -> tuple[Strategy, str | None]:
     problem, device = federation.problems[which], federation.data.device
     if not in_doubt(problem, device) or not (federation.problem_of[federation.data.seen] == which).any():
         return federation.engines[which].strategy, None
     key = _key(federation, which)
     known = _KNOWN.get(key) or _cached().get(key)
     with one_thread() if federation.workers != 1 else contextlib.nullcontext():
+        clock = clock or (time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
         seconds = known or measure(federation, which, memory, clock)
     _remember(key, seconds)
     stacked, alone = seconds["stacked"], seconds["sequential"]

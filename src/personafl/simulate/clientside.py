@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from personafl.core import wire
-from personafl.core.algorithm import Empty, for_returning
+from personafl.core import tree, wire
+from personafl.core.algorithm import NOTHING_OWN, Empty, Own, for_returning, given
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients
 from personafl.errors import Diverged
@@ -31,7 +31,7 @@ class ClientSide(ABC):
         self.trainer = Trainer(learners)
         self.store = store
         self.homes = np.zeros(learners.data.clients, dtype=np.int64)  # [clients] the server of each one
-        self._with_model: dict[int, bool] = {}  # problem -> whether states have a personal model
+        self._with_model: dict[int, tuple[bool, bool]] = {}  # problem -> whether there are states, and personal models
 
     @abstractmethod
     def broadcast(self, server: int | None = None) -> Tree:
@@ -40,6 +40,18 @@ class ClientSide(ABC):
     def down(self, server: int | None = None) -> Tree:
         """Return what a newcomer to a server receives now; None: from the mean of all servers."""
         return wire.dense(self.broadcast(server))
+
+    def addressed(self, clients: Clients) -> Own:
+        """Return what differs in what each of some clients is sent now, stacked; nothing: all are sent the same."""
+        return NOTHING_OWN
+
+    def reached(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say to whom of some clients something of its own is sent, if to anyone."""
+        return np.zeros(len(clients), dtype=np.bool_)
+
+    def message_to(self, client: int, server: int | None = None) -> Tree:
+        """Return what a client is sent by a server now, whole and in compact forms."""
+        return given(self.broadcast(server), tree.take(self.addressed(np.array([client])), 0))
 
     def train(self, client: int, message: Tree, number: int) -> Done:
         """Train one client for a round, from a message to it."""
@@ -64,8 +76,12 @@ class ClientSide(ABC):
         chunks, down, offline, nothing = list(groups), functools.cache(self.down), what == "offline", Empty()
 
         def task(which: int, server: int, clients: Clients) -> Chunk:
-            states = self.states_for(down(server), which, clients, "kept" if offline else "none")
-            return Chunk(which, clients, number, nothing if offline else down(server), states, what=what)
+            if offline:
+                states = self.states_for(down(server), which, clients, "kept")
+                return Chunk(which, clients, number, nothing, states, what=what)
+            own = self.addressed(clients)
+            states = self.states_for(down(server), which, clients, "none", own)
+            return Chunk(which, clients, number, down(server), states, own=own, what=what)
 
         for (_, _, clients), done in zip(chunks, self.done(task(*chunk) for chunk in chunks), strict=True):
             self.check_finite(when, clients, done.finite)
@@ -90,13 +106,15 @@ class ClientSide(ABC):
                     for part in who.data.fitting(chunk):
                         yield int(which), int(server), part
 
-    def states(self, which: int, down: Tree, clients: Clients) -> Tree:
+    def states(self, which: int, down: Tree, clients: Clients, own: Own = NOTHING_OWN) -> Tree:
         """Return the stacked states of clients, fresh for those who have none."""
-        return self.trainer.states(self.store, which, down, clients)
+        return self.trainer.states(self.store, which, down, clients, own)
 
-    def states_for(self, first: Tree, which: int, clients: Clients, new: New) -> Tree | StatesOnNodes:
+    def states_for(
+        self, first: Tree, which: int, clients: Clients, new: New, own: Own = NOTHING_OWN
+    ) -> Tree | StatesOnNodes:
         """Return the states that a task begins with, given what newcomers receive; `new` is what becomes of others."""
-        return self.states(which, first, clients)
+        return self.states(which, first, clients, own)
 
     def shape(self, which: int, down: Tree) -> Tree:
         """Return a state of the problem's clients, for its structure."""
@@ -107,20 +125,29 @@ class ClientSide(ABC):
         return self.trainer.global_model(down)
 
     def has_model(self, client: int) -> bool:
-        """Say whether a client has a personal model in its state; a state may be only a dual, or what is late."""
+        """Say whether a client has a personal model, in its state or in what it is sent."""
         return bool(self.have_models(np.array([client]))[0])
 
     def have_models(self, clients: Clients) -> NDArray[np.bool_]:
-        """Say which clients have a personal model in their states."""
-        who, known = self.learners, self.store.has(clients)
-        for which in np.unique(who.problem_of[clients[known]]).tolist():
-            if which not in self._with_model:
-                down = self.down()
-                models = who.rule.models(who.problems[which], down, self.shape(which, down))
-                self._with_model[which] = "personal" in models
-            if not self._with_model[which]:
-                known &= who.problem_of[clients] != which
+        """Say which clients have a personal model: in their states, which may be only a dual or what is late; or, where
+        a rule keeps no states, in what is sent to them.
+        """
+        known, kinds = self.store.has(clients), self.learners.problem_of[clients]
+        for which in np.unique(kinds).tolist():
+            kept, personal = self._models_of(which)
+            if not (kept and personal):
+                members = kinds == which
+                known[members] = self.reached(clients[members]) if personal else False
         return known
+
+    def _models_of(self, which: int) -> tuple[bool, bool]:
+        """Say whether clients of a problem keep a state, and whether they have a personal model."""
+        if which not in self._with_model:
+            who, down = self.learners, self.down()
+            shape = self.shape(which, down)
+            models = who.rule.models(who.problems[which], down, shape)
+            self._with_model[which] = bool(tree.leaves(shape)), "personal" in models
+        return self._with_model[which]
 
     def check_finite(self, what: str, clients: Clients, finite: torch.Tensor) -> None:
         """Fail if not all clients have finite numbers."""

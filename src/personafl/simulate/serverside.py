@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core import tree, wire
-from personafl.core.algorithm import Problem, Reduced, ServerRule
+from personafl.core.algorithm import NOTHING_OWN, Own, Problem, Reduced, ServerRule
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients
 from personafl.errors import BadInput, Diverged
@@ -72,6 +72,24 @@ class ServerSide:
         """Return what a newcomer is sent now, in compact forms."""
         return self.rule.broadcast(self.state)
 
+    @enabled()
+    def addressed(self, clients: Clients) -> Own:
+        """Return what differs in what each of some clients is sent now, stacked; nothing: all are sent the same.
+
+        Who may not take part has the broadcast's.
+        """
+        if self.rule.address is None:
+            return NOTHING_OWN
+        own, may = self.rule.address(self.state, clients), np.isin(clients, self.roster.seen)
+        if may.all():
+            return own
+        others, common = torch.from_numpy(~may).to(self._device), self.broadcast()
+
+        def replaced(stacked: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+            return torch.where(others.reshape(-1, *[1] * leaf.ndim), leaf, stacked)
+
+        return {name: tree.map(replaced, stacked, getattr(common, name)) for name, stacked in own.items()}
+
     def weighing(self, clients: Clients) -> torch.Tensor:
         """Return how much each client weighs, where uploads are computed with."""
         return tree.on(self._device, self.roster.weights_of(clients))
@@ -81,9 +99,10 @@ class ServerSide:
         """Join the uploads of a chunk of clients, stacked, with what is joined so far, in the memory of that."""
         if isinstance(uploads, Reduced):
             return uploads if joined is None else joined.plus(uploads)
+        stacked, weights = wire.dense_each(uploads), self.weighing(clients)
         if self.rule.join_from is not None:
-            return self.rule.join_from(self.state, joined, wire.dense_each(uploads), clients, number)
-        return self.rule.join(self.state, joined, wire.dense_each(uploads), self.weighing(clients))
+            return self.rule.join_from(self.state, joined, stacked, weights, clients, number)
+        return self.rule.join(self.state, joined, stacked, weights)
 
     @enabled()
     def collected(self, uploads: Sequence[Tree], clients: Clients) -> Reduced | None:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Reduced, for_returning, untrained_upload
+from personafl.core.algorithm import NOTHING_OWN, Own, Reduced, for_returning, untrained_upload
 from personafl.core.batches import Data, counted_samples, counted_steps
 from personafl.core.tree import Tree
 from personafl.data.federated import Clients
@@ -138,6 +139,15 @@ class Simulation(ClientSide):
         """Return what a newcomer to a server is sent now, in compact forms; None: by the mean of all servers."""
         return self.servers[0].broadcast()
 
+    def addressed(self, clients: Clients) -> Own:
+        """Return what differs in what each of some clients is sent now, stacked; nothing: all are sent the same."""
+        return self.servers[0].addressed(clients)
+
+    def reached(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say to whom of some clients something of its own is sent, if to anyone."""
+        some: NDArray[np.bool_] = np.isin(clients, self.federation.data.seen)
+        return some & (self.servers[0].rule.address is not None)
+
     def step(self, number: int) -> Round:
         """Run one round."""
         server, cohort = self.servers[0], self._cohort(number)
@@ -217,8 +227,9 @@ class Simulation(ClientSide):
 
         def task(which: int, clients: Clients) -> Chunk:
             weights = None if joins is None else joins.roster.weights_of(clients)
-            states = self.states_for(first, which, clients, self._new)
-            return Chunk(which, clients, number, down, states, weights, self._pipeline.take(clients, number))
+            own = self.addressed(clients)
+            states = self.states_for(first, which, clients, self._new, own)
+            return Chunk(which, clients, number, down, states, weights, self._pipeline.take(clients, number), own)
 
         tasks = (task(*chunks[place]) for place in order)
         results: Iterator[Any] = zip(chunks, in_order(order, self.done(tasks)), strict=True)
@@ -258,10 +269,12 @@ class Simulation(ClientSide):
         workers = cores() if fed.workers == "auto" else fed.workers
         return begun_order(work, workers, max(1, min(_WAITING, _ROOM // (16 * largest))))
 
-    def states_for(self, first: Tree, which: int, clients: Clients, new: New) -> Tree | StatesOnNodes:
+    def states_for(
+        self, first: Tree, which: int, clients: Clients, new: New, own: Own = NOTHING_OWN
+    ) -> Tree | StatesOnNodes:
         """Return the states that a task begins with, if there are any and they are here."""
         kept = isinstance(self.store, NodeStore) and tree.leaves(self.shape(which, first))
-        return StatesOnNodes(first, new) if kept else self.states(which, first, clients)
+        return StatesOnNodes(first, new) if kept else self.states(which, first, clients, own)
 
     def _first_of_next(self, number: int) -> Clients | None:
         """Return the first chunk of the round after this one, if its cohort is known and its samples are there."""

@@ -13,7 +13,17 @@ import torch
 from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import ClientRule, Empty, Problem, Reduced, reduce
+from personafl.core.algorithm import (
+    NOTHING_OWN,
+    ClientRule,
+    Empty,
+    Own,
+    Problem,
+    Reduced,
+    for_returning,
+    given,
+    reduce,
+)
 from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
 from personafl.data.federated import Clients, FederatedData
@@ -70,6 +80,10 @@ class Task(Protocol):
         """What they receive."""
 
     @property
+    def own(self) -> Own:
+        """What differs in what each of them receives."""
+
+    @property
     def states(self) -> Tree | StatesOnNodes:
         """Their states, stacked."""
 
@@ -94,6 +108,7 @@ class Chunk(NamedTuple):
     states: Tree | StatesOnNodes  # stacked
     weights: NDArray[Any] | None = None  # of the clients, if uploads are joined where these are trained
     data: Data | None = None  # if it was drawn before
+    own: Own = NOTHING_OWN  # of each client in what it receives
     what: Literal["training", "offline", "tuning"] = "training"
 
     def done_by(self, trainer: "Trainer") -> "Done":
@@ -137,7 +152,7 @@ class Trainer:
         who = self.learners
         engine = who.engines[chunk.problem]
         data = chunk.data or self._data(chunk)
-        found = engine.train_for_now(self._function(chunk), chunk.down, chunk.states, data)
+        found = engine.train_for_now(self._function(chunk), chunk.down, (chunk.own, chunk.states), data)
         states, uploads = found if chunk.what == "training" else (found, Empty())
         finite, size = tree.finite((states, uploads), len(chunk.clients)), wire.size_of_one(uploads)
         if chunk.weights is not None and len(chunk.clients) > _SMALLER:  # less to send
@@ -147,11 +162,13 @@ class Trainer:
         return Done(engine.kept(states), uploads, size, finite)
 
     def _function(self, chunk: Chunk) -> Any:
-        """Return what the client rule does: (down, state, data) -> …"""
+        """Return what the client rule does: (down, (own, state), data) -> …"""
         rule, problem = self.learners.rule, self.learners.problems[chunk.problem]
         if chunk.what == "offline":
             return _alone(rule.offline, problem)
-        return bound(rule.update if chunk.what == "training" else rule.personalize, problem)
+        if chunk.what == "training":
+            return addressed_to(bound(rule.update, problem), for_returning)
+        return addressed_to(bound(rule.personalize, problem))
 
     def _data(self, chunk: Chunk) -> Data:
         """Return the batches of a chunk."""
@@ -165,15 +182,16 @@ class Trainer:
         who = self.learners
         return gather(who.data, clients, who.rule.phases, who.seed, number, who.protection)
 
-    def states(self, known: Known, which: int, down: Tree, clients: Clients) -> Tree:
-        """Return the stacked states of clients, fresh for those who have none."""
+    def states(self, known: Known, which: int, down: Tree, clients: Clients, own: Own = NOTHING_OWN) -> Tree:
+        """Return the stacked states of clients, fresh for those who have none, from what each of these is sent."""
         shape, device = self.shape(which, down), self.learners.data.device
         if not tree.leaves(shape):
             return shape
         old = known.has(clients)
         stacks = [known.take(clients[old])] if old.any() else []
         if not old.all():
-            stacks.append(tree.flatten(self._fresh(which, down, clients[~old])))
+            new = torch.from_numpy(np.flatnonzero(~old)).to(device)
+            stacks.append(tree.flatten(self._fresh(which, down, clients[~old], tree.map(lambda leaf: leaf[new], own))))
         if len(stacks) == 1:
             return tree.unflatten(shape, {path: leaf.to(device) for path, leaf in stacks[0].items()})
         order = torch.from_numpy(np.argsort(np.argsort(~old, kind="stable")))  # old ones are first in the stacks
@@ -184,14 +202,14 @@ class Trainer:
         """Return the model that all who receive a broadcast share, if any."""
         return self.learners.rule.models(self.learners.problems[0], down, self.shape(0, down)).get("global")
 
-    def _fresh(self, which: int, down: Tree, clients: Clients) -> Tree:
-        """Return the stacked states of newcomers; where a rule draws nothing, all are as the first."""
+    def _fresh(self, which: int, down: Tree, clients: Clients, own: Own) -> Tree:
+        """Return the stacked states of newcomers; where a rule draws nothing, and all are sent one message, one's."""
         who, states = self.learners, []
-        for number in who.data.drawing(clients).tolist():
+        for row, number in enumerate(who.data.drawing(clients).tolist()):
             generator = rng.generator(who.seed, "init", number)
             before = generator.get_state()
-            states.append(who.cast(who.rule.init(who.problems[which], down, generator)))
-            if torch.equal(generator.get_state(), before):
+            states.append(who.cast(who.rule.init(who.problems[which], given(down, tree.take(own, row)), generator)))
+            if not own and torch.equal(generator.get_state(), before):
                 return tree.map(lambda leaf: leaf.repeat(len(clients), *[1] * leaf.ndim), states[0])
         return tree.stack(states)
 
@@ -213,11 +231,22 @@ def bound(rule: Any, problem: Problem) -> Any:
     return function
 
 
+def addressed_to(function: Any, received: Callable[[Tree], Tree] = lambda message: message) -> Any:
+    """Return a client rule's function for one problem with what is the client's own beside its state."""
+
+    @functools.wraps(function)
+    def own_first(down: Tree, beside: tuple[Own, Tree], data: Data) -> Any:
+        own, state = beside
+        return function(received(given(down, own)), state, data)
+
+    return own_first
+
+
 def _alone(rule: Any, problem: Problem) -> Any:
     """Return a client rule's `offline` for one problem, as an engine calls it."""
 
     @functools.wraps(rule)
-    def function(down: Tree, state: Tree, data: Data) -> Any:
-        return rule(problem, state, data)
+    def function(down: Tree, beside: tuple[Own, Tree], data: Data) -> Any:
+        return rule(problem, beside[1], data)
 
     return function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from personafl.core import rng, tree, wire
-from personafl.core.algorithm import Algorithm, Problem, Reduced, ServerRule, for_returning
+from personafl.core.algorithm import Algorithm, Own, Problem, Reduced, ServerRule, for_returning, given
 from personafl.core.batches import Batches, Data
 from personafl.core.heads import with_head
 from personafl.core.losses import cross_entropy
@@ -105,7 +106,9 @@ class Case:
 
     def one_client(self, client: int = 1) -> tuple[Tree, Tree, Data]:
         """Return (down, state, data) of one client's first round."""
-        down = wire.dense(self.algorithm.server.broadcast(self._server))
+        address, down = self.algorithm.server.address, wire.dense(self.algorithm.server.broadcast(self.server))
+        if address is not None:
+            down = given(down, tree.take(address(self.server, np.array([client])), 0))
         state = _double(self.algorithm.client.init(self.problem, down, rng.generator(1, "init", client)))
         return down, state, self.drawn(client, self.algorithm.client.phases)
 
@@ -124,7 +127,8 @@ class Case:
         return params
 
     @functools.cached_property
-    def _server(self) -> Tree:
+    def server(self) -> Tree:
+        """The server's state before the first round."""
         return self.algorithm.server.init(self.problem, self.start, float(sum(SIZES)))
 
     @functools.cached_property
@@ -165,6 +169,14 @@ class _Listening(ServerRule):
 
     def broadcast(self, state: Any) -> Tree:
         return self._rule.broadcast(state)
+
+    @property
+    def address(self) -> Callable[[Any, NDArray[Any]], Own] | None:
+        return self._rule.address
+
+    @property
+    def join_from(self) -> Callable[[Any, Reduced | None, Any, Tensor, NDArray[Any], int], Reduced] | None:
+        return self._rule.join_from
 
     def join(self, state: Any, joined: Reduced | None, stacked: Tree, weights: Tensor) -> Reduced:
         return self._rule.join(state, joined, stacked, weights)
@@ -245,3 +257,22 @@ def padded(batches: Batches) -> Batches:
     rows[:steps, :width], real[:steps, :width] = batches.rows, batches.real
     key = torch.cat([batches.key, batches.key[:2].repeat(2)[:2]])
     return batches._replace(rows=rows, real=real, key=key)
+
+
+def alike(what: str, one: Tree, other_what: str, other: Tree) -> None:
+    """Fail unless two trees have the same entries, of the same shapes, types and compact forms."""
+    assert type(one) is type(other), f"{what} is a {type(one).__name__}, {other_what} a {type(other).__name__}"
+    first, second = ({p: _said(leaf) for p, leaf in _entries(each)} for each in (one, other))
+    assert first.keys() == second.keys(), f"{what} and {other_what} differ in {sorted(first.keys() ^ second.keys())}"
+    for path, said in first.items():
+        assert said == second[path], f"{path} of {what} is {said}, of {other_what} {second[path]}"
+
+
+def _entries(values: Tree) -> list[tuple[str, Any]]:
+    found = pytree.tree_leaves_with_path(values, is_leaf=wire.is_form)
+    return [(tree.path_name(path), leaf) for path, leaf in found]
+
+
+def _said(leaf: Any) -> str:
+    parts = [f"{part.dtype} {list(part.shape)}" for part in tree.leaves(leaf)]
+    return f"{type(leaf).__name__} {', '.join(parts)}"

@@ -13,22 +13,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, Problem, no_steps, packed, reduce, untrained_upload
+from personafl.core.algorithm import (
+    Algorithm,
+    Problem,
+    no_steps,
+    packed,
+    untrained_upload,
+)
 from personafl.core.net import Net
 from personafl.core.tree import Tree
 from personafl.errors import BadInput
-from personafl.simulate.cloud import mixed
 from personafl.simulate.engine import Strategy
 from personafl.simulate.simulator import Simulation
 from personafl.storage.store import Store
-from personafl.testing.case import SIZES, TOLERANCE, Case, close, everything, make_case, padded
+from personafl.testing.case import TOLERANCE, Case, alike, close, everything, make_case, padded
+from personafl.testing.serving import (
+    a_mean_is_of_what_was_sent,
+    a_server_may_be_one_of_several,
+    each_is_sent_its_own,
+    order_does_not_matter,
+    who_averages_needs_the_mean_alone,
+)
 from personafl.uploads.codecs import TopEntries
 from personafl.uploads.uplink import compressed
 
@@ -51,7 +61,7 @@ def messages_are_declared(case: Case) -> None:
     except BadInput as error:
         raise AssertionError(str(error)) from error
     down, upload = case.trained[1].given[0], case.trained[1].upload
-    _alike("the first broadcast", wire.dense(expected), "what the client expects", down)
+    alike("the first broadcast", wire.dense(expected), "what the client expects", down)
     assert type(upload) is uploads, f"the upload is a {type(upload).__name__}, and {uploads.__name__} is declared"
     assert "loss" in uploads._fields, f"{uploads.__name__} has no loss"
     assert upload.loss.shape == (), f"the loss has shape {list(upload.loss.shape)}, and is one number"
@@ -61,16 +71,16 @@ def structure_is_known_before_training(case: Case) -> None:
     """No steps and many give states and uploads of one structure: stores, uplink and deployment rely on it."""
     rule, trained = case.algorithm.client, case.trained[1]
     down, state, _ = trained.given
-    _alike("a state after training", trained.state, "the first state", state)
+    alike("a state after training", trained.state, "the first state", state)
     untrained = untrained_upload(rule, case.problem, down, state)
-    _alike("an upload without any step", untrained, "the upload", trained.upload)
+    alike("an upload without any step", untrained, "the upload", trained.upload)
     if rule.tuning:
         none = no_steps(case.problem, rule.tuning, torch.zeros(()).double())
         idle = rule.personalize(case.problem, down, state, none)
-        _alike("a state that no step tuned", idle, "a tuned state", _tuned(case))
+        alike("a state that no step tuned", idle, "a tuned state", _tuned(case))
     if rule.offline is not None:
         alone = rule.offline(case.problem, trained.state, case.drawn(1, rule.phases))
-        _alike("a state after training alone", alone, "the first state", state)
+        alike("a state after training alone", alone, "the first state", state)
 
 
 def stacked_equals_one_by_one(case: Case) -> None:
@@ -89,31 +99,6 @@ def shipped_equals_simulated(case: Case) -> None:
     close((here.state, here.upload), there, 0.0)
     close(here.upload, wire.decode(wire.encode(there[1]), wire.dense(here.upload)), 0.0)
     assert wire.size(here.upload) == len(wire.encode(here.upload)), "the size of an upload is not what is sent"
-
-
-def order_does_not_matter(case: Case) -> None:
-    """The server steps to the same state in whatever order uploads arrive and are joined."""
-    uploads, weights = _uploads(case), torch.tensor(SIZES, dtype=torch.float64)
-    whole = reduce(tree.stack(uploads), weights)
-    parts = [reduce(tree.stack([upload]), weights[[i]]) for i, upload in enumerate(uploads)]
-    joined = parts[3].plus(parts[0]).plus(parts[4].plus(parts[2])).plus(parts[1])
-    step, server = case.algorithm.server.update, case.outcomes["stacked", 8].start[0]
-    close(step(server, whole, 0), step(server, joined, 0), TOLERANCE)
-
-
-def a_mean_is_of_what_was_sent(case: Case) -> None:
-    """What a server averages is Σ n_i·up_i / Σ n_i, field by field: real numbers as precise as they are sent."""
-    sent = [tree.flatten(upload) for upload in _uploads(case)]
-    weights = torch.from_numpy(case.federation().roster.weights_of(np.arange(len(SIZES)))).double()
-    for key in (("stacked", 8), ("sequential", 2)):
-        for path, mean in tree.flatten(case.outcomes[key].heard.mean()).items():
-            first, rows = sent[0][path], torch.stack([one[path].double() for one in sent])
-            wanted = first.dtype if first.is_floating_point() else torch.float64
-            assert mean.dtype == wanted, f"the mean of {path} is {mean.dtype}, and was sent as {first.dtype}"
-            expected = torch.tensordot(weights, rows, dims=1) / weights.sum()
-            gap = (mean.double() - expected).abs().max().item() if mean.numel() else 0.0
-            allowed = TOLERANCE + 8 * torch.finfo(wanted).eps * rows.abs().max().item() if mean.numel() else 0.0
-            assert gap <= allowed, f"the mean of {path} differs by {gap:.3g}"
 
 
 def padding_is_inert(case: Case) -> None:
@@ -180,35 +165,6 @@ def uploads_can_be_compressed(case: Case) -> None:
     kept, sent = small.update(down, state, data)
     found = tree.flatten(wire.dense(sent))
     close(upload, found | {path: found[path] + left for path, left in kept.error.items()}, TOLERANCE)
-
-
-def a_server_may_be_one_of_several(case: Case) -> None:
-    """A state can be mixed with those of other servers, and stepped then; one that steps again keeps its structure."""
-    rule, first = case.algorithm.server, case.outcomes["stacked", 8]
-    states = [first.server, rule.init(case.problem, case.start, 7.0)]
-    mean, own = mixed(states, np.array([0.5, 0.5]), 0), wire.dense(first.server)  # compact forms do not survive mixing
-    _alike("a mixed state", wire.dense(mean), "a server's state", own)
-    _alike("the state after it was mixed", wire.dense(rule.update(mean, first.heard, 2)), "a server's state", own)
-    rule.broadcast(mean)
-    if rule.again is not None:
-        _alike("the state after another step", wire.dense(rule.again(mean)), "a server's state", own)
-    if rule.admit is not None:
-        _alike("the state with another client", wire.dense(rule.admit(mean, 1.0, None)), "a server's state", own)
-
-
-def who_averages_needs_the_mean_alone(case: Case) -> None:
-    """A server that declares that it averages steps by the mean of changes, whatever their weight and number.
-
-    So a buffer may discount late ones. Where nothing changed, nothing moves.
-    """
-    rule, (start, _), heard = case.algorithm.server, *case.outcomes["stacked", 8][:2]
-    if not rule.averages:
-        return
-    twice = heard._replace(total=tree.scale(heard.total, 2), weight=2 * heard.weight, clients=9)
-    close(rule.update(start, heard, 0), rule.update(start, twice, 0), TOLERANCE)
-    none = heard._replace(total=tree.scale(heard.total, 0))
-    before, after = (wire.dense(rule.broadcast(state)) for state in (start, rule.update(start, none, 0)))
-    close(before, after, TOLERANCE)
 
 
 def models_fit_their_networks(case: Case) -> None:
@@ -307,6 +263,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
         stacked_equals_one_by_one,
         shipped_equals_simulated,
         order_does_not_matter,
+        each_is_sent_its_own,
         a_mean_is_of_what_was_sent,
         padding_is_inert,
         arguments_are_not_changed,
@@ -321,26 +278,3 @@ LAWS: dict[str, Callable[[Case], None]] = {
         other_targets_are_learned_or_refused,
     )
 }
-
-
-def _uploads(case: Case) -> list[Tree]:
-    return [wire.dense(trained.upload) for trained in case.trained]
-
-
-def _alike(what: str, one: Tree, other_what: str, other: Tree) -> None:
-    """Fail unless two trees have the same entries, of the same shapes, types and compact forms."""
-    assert type(one) is type(other), f"{what} is a {type(one).__name__}, {other_what} a {type(other).__name__}"
-    first, second = ({p: _said(leaf) for p, leaf in _entries(each)} for each in (one, other))
-    assert first.keys() == second.keys(), f"{what} and {other_what} differ in {sorted(first.keys() ^ second.keys())}"
-    for path, said in first.items():
-        assert said == second[path], f"{path} of {what} is {said}, of {other_what} {second[path]}"
-
-
-def _entries(values: Tree) -> list[tuple[str, Any]]:
-    found = pytree.tree_leaves_with_path(values, is_leaf=wire.is_form)
-    return [(tree.path_name(path), leaf) for path, leaf in found]
-
-
-def _said(leaf: Any) -> str:
-    parts = [f"{part.dtype} {list(part.shape)}" for part in tree.leaves(leaf)]
-    return f"{type(leaf).__name__} {', '.join(parts)}"

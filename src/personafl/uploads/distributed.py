@@ -40,12 +40,12 @@ class SharedNoiseServer(PrivateServer):
         return lattice_for(self.noise, self.clients, self.honest, length_of(upload))
 
     @property
-    def join_from(self) -> Callable[[Private, Reduced | None, Any, NDArray[Any], int], Reduced]:
+    def join_from(self) -> Callable[[Private, Reduced | None, Any, Tensor, NDArray[Any], int], Reduced]:
         """Join what clients send of uploads, in units of the clip; the key of each is made of the one here."""
         return self._join_from
 
     def _join_from(
-        self, state: Private, joined: Reduced | None, stacked: Any, clients: NDArray[Any], round_: int
+        self, state: Private, joined: Reduced | None, stacked: Any, _: Tensor, clients: NDArray[Any], round_: int
     ) -> Reduced:
         clip, first = float(state.clip), tree.map(lambda leaf: leaf[0], stacked)
         lattice, total = self.lattice(first), torch.zeros((), dtype=torch.int64)

@@ -244,6 +244,7 @@ class _Sent:
     @classmethod
     def of(cls, parts: Sequence[Any], centre: Any = None) -> "_Sent":
         """Return the uploads, in float64 never more than some coordinates of them."""
+        parts = parts[:]  # together, for what has them elsewhere
         named = [_named(part) for part in parts]
         finite = [tree.finite(one, len(part.loss)) for one, part in zip(named, parts, strict=True)]
         good = all(bool(each.all()) for each in finite)

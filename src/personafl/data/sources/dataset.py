@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from personafl.core.reading import AS_FOUND, Reading
 from personafl.core.shape import TaskName
+from personafl.data.sources.doubts import check_targets, doubts
 from personafl.data.sources.labels import classes_of
 from personafl.data.sources.targets import marked, measured, task_of
 from personafl.errors import BadInput
@@ -33,6 +34,7 @@ class Dataset:
     vocabulary: int | None = None  # tokens lie in [0, vocabulary)
     reading: Reading = AS_FOUND  # how another file is read alike, with what was found out in this one
     task: TaskName = "classification"
+    notes: tuple[str, ...] = ()  # what may be meant otherwise, one sentence each
 
 
 def checked(
@@ -53,29 +55,23 @@ def checked(
 
     `label_names` are those of classes or labels, `target_names` those of the columns of y.
     """
-    if x.size == 0:
-        raise BadInput(f"{where}: holds no samples, or samples without numbers; check the file")
-    if x.ndim < 2:
-        raise BadInput(f"{where}: x has shape {list(x.shape)}; give one row of features per sample, [samples, …]")
-    if y is None and reading.who != "predict":
-        raise BadInput(f"{where}: has no labels; add one per sample")
-    if y is not None and y.shape[:1] != x.shape[:1]:
-        raise BadInput(
-            f"{where}: {len(x)} samples but {len(y) if y.ndim else 'a scalar as'} labels; give one per sample"
-        )
-    inputs = _inputs(where, x)
+    _check_shapes(where, x, y, reading)
+    inputs, text = _inputs(where, x), vocabulary is not None
     if inputs.dtype == torch.int64 and vocabulary is None:
         vocabulary = int(inputs.max()) + 1
     labels: Array = np.full(len(x), -1)
     names: tuple[str, ...] = reading.classes or tuple(label_names)
     task: TaskName = "classification"
     if y is not None:
+        check_targets(where, x, y, reading)
         task = task_of(y, reading)
         called = label_names or target_names if task in _TARGETS else label_names
         labels, names = _TARGETS.get(task, classes_of)(where, y, called, reading)
     if y is not None and task == "classification" and len(names) == 1 and reading.who == "all":
         raise BadInput(f"{where}: every label is {names[0]!r}, so that there is nothing to learn; check the labels")
-    plain = task in ("next-token", "regression") or names == tuple(str(label) for label in range(len(names)))
+    numbered = names == tuple(str(label) for label in range(len(names)))
+    plain = task in ("next-token", "regression") or numbered
+    unsure = doubts(inputs, text, task, names, numbered, reading) if reading.who == "all" else ()
     if task in _TARGETS:
         reading = reading.model_copy(update={"task": task})
     users, present = _users(where, user, user_names, len(x))
@@ -91,7 +87,21 @@ def checked(
         vocabulary=vocabulary,
         reading=reading if plain else reading.model_copy(update={"classes": names}),
         task=task,
+        notes=tuple(unsure),
     )
+
+
+def _check_shapes(where: str, x: Array, y: Array | None, reading: Reading) -> None:
+    if x.size == 0:
+        raise BadInput(f"{where}: holds no samples, or samples without numbers; check the file")
+    if x.ndim < 2:
+        raise BadInput(f"{where}: x has shape {list(x.shape)}; give one row of features per sample, [samples, …]")
+    if y is None and reading.who != "predict":
+        raise BadInput(f"{where}: has no labels; add one per sample")
+    if y is not None and y.shape[:1] != x.shape[:1]:
+        raise BadInput(
+            f"{where}: {len(x)} samples but {len(y) if y.ndim else 'a scalar as'} labels; give one per sample"
+        )
 
 
 def images_to_float(where: str, images: Array) -> NDArray[np.float32]:

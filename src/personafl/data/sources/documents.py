@@ -88,6 +88,7 @@ def _codes(
         return code, counts, ends[bounds], tokens.names
     if prompts is not None:
         raise BadInput(f"{where}: data.prompt needs the tokenizer of a model; name its folder, data.tokenizer")
+    check_alike(where, reading)
     check_unicode(where, texts)
     joined = ["\n".join(texts[at] for at in order[start:end]) for start, end in pairwise(bounds)]
     if reading.unit == "word":
@@ -96,6 +97,15 @@ def _codes(
     flat = [np.frombuffer(text.encode(), dtype=np.uint8) for text in joined]
     code, names = characters(np.concatenate(flat))
     return code, None, np.cumsum([0, *map(len, flat)]), names
+
+
+def check_alike(where: str, reading: Reading) -> None:
+    """Fail on a device where tokens would be numbered by its own texts: another's have the same numbers for others."""
+    if reading.who == "device":
+        raise BadInput(
+            f"{where}: characters and words are numbered by the texts that are there, and devices have others; "
+            "name a tokenizer in the server's recipe, data.tokenizer, or have personafl data deal write the files"
+        )
 
 
 def _check_written(where: str, texts: Sequence[str], user: Array) -> None:

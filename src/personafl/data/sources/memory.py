@@ -17,7 +17,7 @@ from personafl.core.split import listed
 from personafl.data.sources.dataset import Array, Dataset, checked, images_to_float
 from personafl.data.sources.hub import from_splits
 from personafl.data.sources.registry import check_keys
-from personafl.data.sources.table import from_frames
+from personafl.data.sources.table import USERS, from_frames
 from personafl.errors import BadInput
 
 UNDERSTOOD = (
@@ -33,8 +33,14 @@ def kind_of(data: Any) -> str:
         return "DataFrame"
     if _is(data, "datasets", "Dataset") or _is(data, "datasets", "DatasetDict"):
         return "datasets"
+    if _is(data, "sklearn.utils", "Bunch"):
+        raise BadInput(
+            "data: is a Bunch of scikit-learn's; give its arrays, (data.data, data.target), or its table, data.frame"
+        )
     if isinstance(data, Mapping):
         return "clients"
+    if isinstance(data, tuple | list) and data and all(isinstance(row, Mapping) for row in data):
+        raise BadInput("data: is a list of dicts; make a table of it, pandas.DataFrame(data)")
     if _is_pair(data):
         return "arrays"
     if isinstance(data, TorchDataset | DataLoader):
@@ -47,7 +53,7 @@ def is_client(value: Any) -> bool:
     """Say whether a value of a dict can be one client's data."""
     if isinstance(value, Mapping):
         return bool(value) and set(value) <= {"train", "test"} and all(map(is_client, value.values()))
-    if isinstance(value, TorchDataset | DataLoader):
+    if isinstance(value, TorchDataset | DataLoader) or _is(value, "pandas", "DataFrame"):
         return True
     return _is_pair(value) and not any(isinstance(part, str | bytes | int | float) for part in value)
 
@@ -59,10 +65,13 @@ def in_memory(data: Any, reading: Reading, user: Any = None) -> Dataset:
         if user is not None:
             raise BadInput("user: data have columns; give the name of the one that says whose a row is")
         return _frame(data, reading) if kind == "DataFrame" else _hub(data, reading)
-    check_keys("data", reading)
     if kind == "clients":
         if user is not None:
             raise BadInput("user: the keys of data are the users already; leave it out")
+        if data and all(_is(part, "pandas", "DataFrame") for part in data.values()):
+            return _tables(data, reading)
+    check_keys("data", reading)
+    if kind == "clients":
         return _clients(data, reading)
     x, y = _pair("data", data)
     whose = None if user is None else _users(user, len(x))
@@ -82,6 +91,26 @@ def inputs_of(x: Any, reading: Reading, tokens: bool) -> torch.Tensor:
 
 def _frame(data: Any, reading: Reading) -> Dataset:
     return from_frames("data", "DataFrame", [_plain("data", data)], reading)
+
+
+def _tables(data: Mapping[Any, Any], reading: Reading) -> Dataset:
+    """Join the tables of clients to one, with a column of whose rows they are."""
+    import pandas as pd
+
+    _check_names(data)
+    frames = [_plain(f"data[{client!r}]", part) for client, part in data.items()]
+    columns = list(frames[0].columns)
+    for client, frame in zip(data, frames, strict=True):
+        if other := sorted(set(columns).symmetric_difference(frame.columns)):
+            raise BadInput(
+                f"data[{client!r}]: it and data[{next(iter(data))!r}] do not both have column {other[0]!r}; add it"
+            )
+        if not len(frame):
+            raise BadInput(f"data[{client!r}]: has no rows; leave the client out, or give it some")
+    user = next(name for name in (*USERS, "whose row it is") if name not in columns)
+    whose = np.repeat([str(client) for client in data], [len(frame) for frame in frames])
+    whole = pd.concat(frames, ignore_index=True).assign(**{user: whose})
+    return from_frames("data", "clients", [whole], reading.model_copy(update={"user": user}))
 
 
 def _plain(where: str, frame: Any) -> Any:
@@ -104,9 +133,7 @@ def _clients(data: Mapping[Any, Any], reading: Reading) -> Dataset:
     """Join the data of clients, in the order of the dict."""
     if not data:
         raise BadInput("data: is an empty dict; give {client: (x, y)}")
-    names = [str(name) for name in data]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise BadInput(f"data: two clients are called {twice[0]!r}; give each a name of its own")
+    names = _check_names(data)
     halved = [isinstance(part, Mapping) for part in data.values()]
     if any(halved) and not all(halved):
         raise BadInput(
@@ -135,6 +162,13 @@ def _clients(data: Mapping[Any, Any], reading: Reading) -> Dataset:
         split=np.concatenate(split) if any(halved) else None,
         reading=reading,
     )
+
+
+def _check_names(data: Mapping[Any, Any]) -> list[str]:
+    names = [str(name) for name in data]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"data: two clients are called {twice[0]!r}; give each a name of its own")
+    return names
 
 
 def _halves(where: str, part: Any) -> Sequence[tuple[str, Any]]:
@@ -180,7 +214,10 @@ def _pair(where: str, part: Any) -> tuple[Array, Array]:
     if isinstance(part, TorchDataset | DataLoader):
         part = _stacked(where, part)
     if not _is_pair(part):
-        raise BadInput(f"{where}: is a {type(part).__name__}; give a pair (x, y), or a torch Dataset or DataLoader")
+        raise BadInput(
+            f"{where}: is a {type(part).__name__}; give a pair (x, y), a torch Dataset or DataLoader, "
+            f"or DataFrames for all clients"
+        )
     x, y = _array(f"{where}, x", part[0]), _array(f"{where}, y", part[1])
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]  # a column, as of a table
@@ -222,7 +259,11 @@ def _array(where: str, values: Any) -> Array:
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
         return array.astype(str)
     if array.dtype.kind not in "iufbUS":
-        raise BadInput(f"{where}: has dtype {array.dtype}; give numbers (labels may be text)")
+        kinds = sorted({type(value).__name__ for value in array.flat}) if array.dtype.kind == "O" else []
+        what = f" with {' and '.join(kinds[:3])}" if kinds else ""
+        raise BadInput(
+            f"{where}: has dtype {array.dtype}{what}; give numbers, or text for labels and users, of one kind"
+        )
     return array
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from personafl.core.reading import Reading
 from personafl.data.sources.dataset import Array, Dataset, checked, images_to_float
-from personafl.data.sources.documents import next_tokens, numbered
+from personafl.data.sources.documents import check_alike, next_tokens, numbered
 from personafl.data.sources.text import characters, frequent_words, windows
 from personafl.errors import BadInput, did_you_mean
 
@@ -113,6 +113,7 @@ def _next_tokens(
         texts, owner = list(_decoded(text, bounds)), np.arange(len(bounds) - 1) if user is None else user
         where, of = f"{path}: text", path.stem
         return next_tokens(where, of, texts, reading, user=owner, user_names=user_names, split=split)
+    check_alike(f"{path}: text", reading)
     if reading.unit == "word":
         code, starts, names = frequent_words(_decoded(text, bounds), reading.vocabulary)
         x, y, item = windows(code, starts, reading.length)

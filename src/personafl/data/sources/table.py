@@ -63,7 +63,7 @@ def from_frames(
     whose = None if user is None else _values(f"{where}: column {user!r}", frame[user]).astype(str)
     label: Any = reading.label if isinstance(reading.label, tuple) else next(iter(labels), None)
     found: dict[str, Any] = {"label": label, "user": user, "split": half}
-    if reading.text is not None and not labels:
+    if reading.text is not None and reading.label is None:  # to predict for, texts to classify have no labels
         texts, prompts = (_texts(where, frame, key, reading) for key in ("text", "prompt"))
         known = reading.model_copy(update=found)
         return next_tokens(where, name, texts or (), known, prompts=prompts, user=whose, split=split)
@@ -161,6 +161,8 @@ def _features(where: str, frame: "pd.DataFrame", taken: list[str], reading: Read
     for key in ("features", "drop", "categories", "missing") if reading.who == "all" else ("features",):
         given = getattr(reading, key) or ()
         for name in () if isinstance(given, str) else given:
+            if name not in columns and reading.who == "predict":
+                raise BadInput(f"{where}: has no column {name!r}, which the model takes; {did_you_mean(name, columns)}")
             if name not in columns:
                 raise BadInput(f"{where}: data.{key} has {name!r}, which is no column; {did_you_mean(name, columns)}")
             if name in taken:
@@ -194,18 +196,33 @@ def _inputs(
         return *numbered(only.fillna("").astype(str).tolist(), reading), found
     parts: list[NDArray[np.float32]] = []
     fill: dict[str, float] = dict(reading.missing) if isinstance(reading.missing, dict) else {}
+    wrong: dict[str, BadInput] = {}
     for name in names:
         column, at = frame[name], f"{where}: column {name!r}"
-        if name in kept or _is_text(column):
-            if name not in kept:
-                _check_text(at, column, name)
-            categories[name] = kept.get(name) or _categories(at, column, name, reading)
-            parts.append(_one_hot(at, column, name, categories[name], reading))
-        else:
-            parts.append(_numbers(at, column, name, train, fill, reading, counted=reading.features is None)[:, None])
+        try:
+            if name in kept or _is_text(column):
+                if name not in kept:
+                    _check_text(at, column, name)
+                categories[name] = kept.get(name) or _categories(at, column, name, reading)
+                parts.append(_one_hot(at, column, name, categories[name], reading))
+            else:
+                counted = reading.features is None
+                parts.append(_numbers(at, column, name, train, fill, reading, counted)[:, None])
+        except BadInput as error:
+            wrong[name] = error
+    _check_all(wrong)
     if reading.missing != "error":
         found["missing"] = fill
     return np.concatenate(parts, axis=1), None, found | {"categories": categories or None}
+
+
+def _check_all(wrong: dict[str, BadInput]) -> None:
+    """Say what is wrong with the first column, and which others cannot be read either."""
+    if len(wrong) > 1:
+        first, *others = wrong
+        raise BadInput(f"{wrong[first]}; nor can these columns be used as they are: {listed(others)}")
+    for error in wrong.values():
+        raise error
 
 
 def _numbers(
@@ -223,9 +240,12 @@ def _numbers(
     if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
         raise BadInput(f"{at}: holds dates; {drop}, or make numbers of them")
     try:
+        if pd.api.types.is_complex_dtype(column):
+            raise TypeError
         values = pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
-        raise BadInput(f"{at}: holds {type(column.iloc[0]).__name__}, and numbers or text are read; {drop}") from None
+        kinds = list(dict.fromkeys(type(value).__name__ for value in column))
+        raise BadInput(f"{at}: holds {' and '.join(kinds[:3])}, and numbers or text are read; {drop}") from None
     gone = np.isnan(values)
     if gone.any():
         if reading.missing == "error":
@@ -246,9 +266,9 @@ def _numbers(
         if reading.missing == "mean":
             fill[name] = float(seen.mean())
         values = np.where(gone, fill[name], values)
-    if counted and len(values) >= _COUNTED and (np.diff(values) == 1).all():
-        raise BadInput(f"{at}: counts the rows, which says nothing of them; {drop}, or list data.features")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if counted and len(values) >= _COUNTED and (np.diff(values) == 1).all():
+            raise BadInput(f"{at}: counts the rows, which says nothing of them; {drop}, or list data.features")
         single = values.astype(np.float32)
     if not np.isfinite(single).all():
         bad = int(np.argmin(np.isfinite(single)))
@@ -262,7 +282,12 @@ def _check_text(at: str, column: "pd.Series[Any]", name: str) -> None:
 
     values = column.dropna().astype(str)
     other = pd.to_numeric(values, errors="coerce").isna().to_numpy()
-    if other.sum() < len(values) / 2:
+    if len(values) and not other.any() and not isinstance(column.dtype, pd.CategoricalDtype):
+        raise BadInput(
+            f"{at}: has numbers as text, such as {values.iloc[0]!r}; make numbers of them, or, if they are names, list "
+            f'these in data.categories, or leave it out with data.drop = ["{name}"]'
+        )
+    if 0 < other.sum() < len(values) / 2:
         row = values.index[int(np.argmax(other))]
         raise BadInput(
             f"{at}: has numbers but for {int(other.sum())} values, such as {values[row]!r} in row {row + 1}; correct "
@@ -321,9 +346,17 @@ def _values(at: str, column: "pd.Series[Any]") -> Array:
 
     gone = int(column.isna().sum())
     if gone:
-        raise BadInput(f"{at}: {gone} of {len(column)} values are missing; remove these rows or fill them in")
+        how = "missing (in files also NA, None, null, nan and ? mean that)"
+        raise BadInput(f"{at}: {gone} of {len(column)} values are {how}; remove these rows or fill them in")
     if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
-        return column.astype(str).to_numpy(dtype=str)
+        words = column.map(lambda value: isinstance(value, str)).to_numpy(dtype=bool)
+        text = column.astype(str)
+        if both := sorted(set(text[words]).intersection(text[~words])):
+            raise BadInput(
+                f"{at}: has {both[0]} as text and as {type(column[~words].iloc[0]).__name__}; make all of "
+                f"the column text, .astype(str)"
+            )
+        return text.to_numpy(dtype=str)
     values: Array = column.to_numpy()
     whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
     return values.astype(np.int64) if whole else values

@@ -55,7 +55,10 @@ class Tokens:
         check_unicode(self.where, texts)
         found: list[list[int]] = []
         for start in range(0, len(texts), _BATCH):  # what it knows of a token besides its number takes room
-            part = self.tokenizer.encode_batch(list(texts[start : start + _BATCH]), add_special_tokens=special)
+            try:
+                part = self.tokenizer.encode_batch(list(texts[start : start + _BATCH]), add_special_tokens=special)
+            except Exception as error:  # it raises nothing more precise
+                raise BadInput(f"{self.where}: cannot read texts ({error}); save it again") from None
             found += [each.ids for each in part]
         return found
 
@@ -90,6 +93,8 @@ class Tokens:
             rows = self._numbers(texts, special=True)
         finally:
             self.tokenizer.no_truncation()
+        if (most := max(map(len, rows), default=0)) > length:
+            raise BadInput(f"{self.where}: puts {most} special tokens around a text; set data.length above that")
         if blank := next((place for place, row in enumerate(rows, start=1) if not row), None):
             raise BadInput(f"{self.where}: makes no token of text {blank}; remove it")
         table = np.full((len(rows), length), self.pad, dtype=np.int64)

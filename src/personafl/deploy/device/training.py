@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from personafl.core import rng, tree, wire
 from personafl.core.algorithm import Algorithm, for_returning, untrained_upload
 from personafl.core.tree import Tree
+from personafl.data.federated import Clients
 from personafl.data.inputs import as_seen
 from personafl.deploy.device.datafile import ME, OwnData, load_own
 from personafl.deploy.device.limits import within_seconds
@@ -40,6 +42,10 @@ class DeviceSide(ClientSide):
     def broadcast(self, server: int | None = None) -> Tree:
         """Return what the server sent last."""
         return self.received
+
+    def reached(self, clients: Clients) -> NDArray[np.bool_]:
+        """Say that what the server sends is for this client, whether or not others are sent the same."""
+        return np.ones(len(clients), dtype=np.bool_)
 
 
 TRAINED = "local"  # what methods call the phase that their uploads come from

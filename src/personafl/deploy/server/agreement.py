@@ -21,6 +21,7 @@ from personafl.errors import BadInput
 from personafl.recipe.cloud import CloudSection
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.robust import RobustSection
+from personafl.runs.addressing import check_addressed
 from personafl.runs.robust import check_uploads, held
 from personafl.simulate.cloud import check_iterations
 from personafl.simulate.federation import Federation
@@ -62,6 +63,7 @@ def deployable_cloud(recipe: Recipe) -> CloudSection:
         raise BadInput("cloud: missing; a coordinator has several servers: cloud.servers=3 (a single one needs none)")
     check_moments(recipe, "a coordinator")
     algorithm = recipe.algorithm()
+    check_addressed(recipe, algorithm)
     check_iterations(cloud, algorithm)
     if cloud.active is not None:
         check_uploads(held(recipe, algorithm, 1), cloud.active)

@@ -15,6 +15,7 @@ from personafl.data.moments import Sums
 from personafl.deploy.net.identity import Identity
 from personafl.deploy.net.messages import Code, Hello, Refused
 from personafl.deploy.net.payload import opened_update
+from personafl.deploy.server.letters import Letters
 from personafl.recipe.devices import device_names
 from personafl.recipe.recipe import Recipe
 from personafl.simulate.serverside import Roster
@@ -134,9 +135,7 @@ class Open:
     number: int
     cohort: tuple[int, ...]
     wanted: int  # updates that close it before its deadline
-    model: str  # digest of the broadcast
-    whole: bytes  # the broadcast for newcomers
-    again: bytes  # and for those that have a state
+    letters: Letters  # what devices are sent
     taken: dict[int, str] = field(default_factory=dict)  # number -> digest of its update
     sealed: bool = False  # nothing more is taken
     handed: set[int] = field(default_factory=set)  # who has been given its broadcast

@@ -15,8 +15,10 @@ from personafl.simulate.serverside import Roster, ServerSide
 from personafl.uploads.robust import CLIPPED, FAR, LEFT_OUT, Robust
 
 
-def joined(server: ServerSide, updates: Updates, taken: Mapping[int, str], likes: Sequence[Tree]) -> Reduced | None:
-    """Join the updates that were taken, given their digests, one by one, in the order of a simulator that trains so.
+def joined(
+    server: ServerSide, updates: Updates, taken: Mapping[int, str], likes: Sequence[Tree], round_: int
+) -> Reduced | None:
+    """Join a round's updates that were taken, given their digests, in the order of a simulator that trains one by one.
 
     A rule that looks at each of them does that where they are: in the file, of which memory has what is looked at.
     """
@@ -28,10 +30,10 @@ def joined(server: ServerSide, updates: Updates, taken: Mapping[int, str], likes
         return found
     sent = iter(kept) if server.rule.needs_each else kept.read()
     for number, upload in zip(numbers, sent, strict=True):
-        found = server.join(found, upload, np.array([number]))
+        found = server.join(found, upload, np.array([number]), round_)
     if found is None and server.rule.steps_alone:
         nobody = tree.map(lambda leaf: leaf.unsqueeze(0)[:0], wire.dense(likes[0]))
-        found = server.join(None, nobody, np.zeros(0, dtype=np.int64))
+        found = server.join(None, nobody, np.zeros(0, dtype=np.int64), round_)
     return found
 
 
@@ -48,8 +50,15 @@ class _Kept(Sequence[Tree]):
         return len(self._order)
 
     def __getitem__(self, place: Any) -> Any:
+        """Return one, to be let go of before the next; or a slice of them, which are held together."""
+        if isinstance(place, slice):
+            whole = self._updates.whole()
+            return [self._at(each, whole) for each in range(len(self))[place]]
+        return self._at(place, None)
+
+    def _at(self, place: int, whole: memoryview | None) -> Tree:
         which, number = self._order[place]
-        named = self._updates.mapped(number, self._digests[number], number in self._looked)
+        named = self._updates.mapped(number, self._digests[number], number in self._looked, whole)
         self._looked.add(number)
         return _one(wire.from_named(named, self._likes[which]))
 

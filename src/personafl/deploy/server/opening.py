@@ -17,6 +17,7 @@ from personafl.recipe.deploy import DeploySection
 from personafl.recipe.privacy import check_moments as check_private_moments
 from personafl.recipe.recipe import Recipe
 from personafl.recipe.robust import RobustSection
+from personafl.runs.addressing import check_addressed
 from personafl.runs.build import prepare
 from personafl.runs.guarding import check_by_gradients
 from personafl.runs.robust import held
@@ -56,6 +57,7 @@ def deployable(recipe: Recipe) -> DeploySection:
             "data.scale: a server has no targets to take moments from; give them, mean=[…] and std=[…], or have "
             "personafl data deal write the recipe, which does"
         )
+    check_addressed(recipe, recipe.algorithm())
     if recipe.secure is not None:
         _check_secure(recipe, recipe.deploy)
     return recipe.deploy

@@ -19,17 +19,18 @@ from typing import Any
 import numpy as np
 
 from personafl.core import rng, wire
-from personafl.core.algorithm import Reduced, for_returning
+from personafl.core.algorithm import Reduced
 from personafl.core.tree import Tree
 from personafl.data.moments import Sums, agreed
 from personafl.deploy.net.identity import Identity
-from personafl.deploy.net.messages import Code, Payload, Refused, Update, digest_of
+from personafl.deploy.net.messages import Code, Refused, Update, digest_of
 from personafl.deploy.net.payload import Checker, most_bytes
 from personafl.deploy.server.away import Away
 from personafl.deploy.server.ending import write_results
 from personafl.deploy.server.going_back import complete_roll_back
 from personafl.deploy.server.history import Closed, History, Open, check_admitted, roster_of
 from personafl.deploy.server.joining import fates, joined
+from personafl.deploy.server.letters import Letters
 from personafl.deploy.server.members import Members
 from personafl.deploy.server.noise import Noise
 from personafl.deploy.server.opening import (
@@ -72,7 +73,7 @@ class Rounds(Members):
         self._likes = [upload_like(self._base, problem) for problem in self._base.problems]  # by profile
         self._checkers = [Checker(like, self._declared, self.section.norm_bound) for like in self._likes]
         self.payload_bytes = max(map(most_bytes, self._likes))  # of an update, at most
-        self._final: bytes | None = None
+        self._final: Letters | None = None
         super().__init__(recipe, open_directory(recipe, path), sums)
         self.suspects = Suspects()
         self.journal.follow(self.suspects.hear)
@@ -136,11 +137,11 @@ class Rounds(Members):
         going = self.open
         if going is None or not self.wants(number):
             return None
-        broadcast = going.again if returning else going.whole
+        broadcast = going.letters.to(number, returning)
         if number not in going.handed:
             self.journal.write("handed", durable=False, round=going.number, number=number, size=len(broadcast))
             going.handed.add(number)
-        return going.number, going.model, broadcast
+        return going.number, going.letters.digest_to(number), broadcast
 
     def check(self, identity: Identity, update: Update, digest: str) -> bool:
         """Refuse an update if anything that is said of it is not right; return whether it was accepted before."""
@@ -160,7 +161,7 @@ class Rounds(Members):
             raise Refused(Code.DUPLICATE, f"another update of {member.name} was accepted in this round")
         if not going.selected(number):
             raise Refused(Code.NOT_SELECTED, f"{member.name} is not selected in round {update.round + 1}")
-        if update.model != going.model:
+        if update.model != going.letters.digest_to(number):
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
         if update.samples != member.samples:
             raise Refused(Code.BAD_SAMPLES, f"{member.name} enrolled with {member.samples} samples")
@@ -293,7 +294,7 @@ class Rounds(Members):
             going.sealed = True
 
     def _joined(self) -> Reduced | None:
-        return joined(self._server, self._updates, self._open.taken, self._likes)
+        return joined(self._server, self._updates, self._open.taken, self._likes, self._open.number)
 
     @property
     def _is_committed(self) -> bool:
@@ -319,13 +320,14 @@ class Rounds(Members):
         self.open = None
         return closed
 
-    def final(self) -> bytes:
-        """Return the broadcast after the last round, whole; the run's results are written with it."""
+    def final(self) -> Letters:
+        """Return what devices are sent after the last round, whole; the run's results are written with it."""
         if self._final is None:
-            rule, problem, message = self._base.algorithm.client, self._base.problems[0], self._server.broadcast()
-            done: dict[str, Any] = {"rounds": self.done, "devices": len(self.members)}
-            done |= {} if self.noise is None else {"privacy": self.noise.facts()}
-            self._final = write_results(self.directory.path, rule, problem, message, **done)
+            self._refresh()
+            letters, private = Letters(self._server), {} if self.noise is None else {"privacy": self.noise.facts()}
+            done: dict[str, Any] = {"rounds": self.done, "devices": len(self.members), **private}
+            write_results(self.directory.path, self._base, letters, **done)
+            self._final = letters
         return self._final
 
     # What is kept
@@ -379,10 +381,8 @@ class Rounds(Members):
             self._updates.clear()
 
     def _start_round(self, cohort: tuple[int, ...], wanted: int) -> None:
-        message = self._server.broadcast()
-        whole, again = Payload(wire.encode(message)), Payload(wire.encode(for_returning(message)))
         self._updates.begin(self.done)
-        self.open = Open(self.done, cohort, wanted, digest_of(whole), whole, again)
+        self.open = Open(self.done, cohort, wanted, Letters(self._server))
 
     # Who is there
 

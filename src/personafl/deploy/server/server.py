@@ -253,7 +253,7 @@ class Server(Service):
         check_admitted(rounds.members[number])  # it may have been dropped meanwhile
         alone = rounds.away.of(number)
         if rounds.finished and rounds.open is None:
-            final = await self._work(rounds.final)
+            final = await self._work(lambda: rounds.final().to(number))
             promise = None if rounds.noise is None else rounds.noise.promise()
             done: dict[str, Any] = {"rounds": rounds.done, "counted": rounds.counted(number), "alone": alone}
             return Said(messages.Finished(**done, privacy=promise), final)

@@ -88,7 +88,7 @@ class SummedRounds(Rounds):
             run=self.run,
             round=going.number,
             attempt=f"{self.journal.length:016x}{secrets.token_hex(8)}",  # devices go from one to a larger one
-            model=going.model,
+            model=going.letters.digest,
             least=self._secure.survivors(clients),
             corrupt=self._secure.corrupted(clients),
             length=self._length,
@@ -141,7 +141,7 @@ class SummedRounds(Rounds):
             raise Refused(Code.WRONG_ROUND, f"round {begin.round + 1} is not open")
         if not going.selected(number):
             raise Refused(Code.NOT_SELECTED, f"device {number} is not selected in round {begin.round + 1}")
-        if begin.model != going.model:
+        if begin.model != going.letters.digest:
             raise Refused(Code.WRONG_MODEL, "it was trained from another broadcast")
         if session is None or session.stage is not Stage.KEYS or number not in session.awaited:
             return None

@@ -111,12 +111,18 @@ class Updates:
             for last, data in ahead:
                 yield last, data.result()
 
-    def mapped(self, number: int, digest: str, again: bool = False) -> dict[str, Tensor]:
-        """Return the tensors of an update where they are in the file; hashed, but not `again`."""
+    def whole(self) -> memoryview:
+        """Return the file of all updates as memory: of pieces each would have a file descriptor while it is held."""
+        return _map(self._path, 0, self._end)
+
+    def mapped(
+        self, number: int, digest: str, again: bool = False, whole: memoryview | None = None
+    ) -> dict[str, Tensor]:
+        """Return the tensors of an update where they are in the file, or in `whole`; hashed, but not `again`."""
         if number not in self._places:
             return wire.decode_named(self.read(number, digest))
         begin, size = self._places[number]
-        data = _map(self._path, begin, size)
+        data = _map(self._path, begin, size) if whole is None else whole[begin : begin + size]
         if not again:
             check_same(self._path, data, digest)
         return _views(data)

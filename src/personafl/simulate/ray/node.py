@@ -134,8 +134,8 @@ class Worker:
 
     def do(self, task: Task, down: Tree) -> Any:
         """Do a task; what came is in read-only memory, so it is copied."""
-        states, down = tree.map(torch.clone, (task.states, down))
-        return self._work(task._replace(states=states, down=down))
+        own, states, down = tree.map(torch.clone, (task.own, task.states, down))
+        return self._work(task._replace(own=own, states=states, down=down))
 
     def do_kept(
         self, task: Task, first: Tree, sent: tuple[Clients, Entry] | None, kept: dict[int, Clients], new: New
@@ -148,8 +148,9 @@ class Worker:
         assert isinstance(trainer, Trainer)
         pieces = [(clients, self._states[node].ask("take", clients, False)) for node, clients in kept.items()]
         known = _Collected(pieces if sent is None else [*pieces, sent])
-        first = tree.map(torch.clone, first)
-        states = trainer.states(known, task.problem, first, task.clients)
+        own, first = tree.map(torch.clone, (task.own, first))
+        task = task._replace(own=own)
+        states = trainer.states(known, task.problem, first, task.clients, own)
         if new == "none":
             return trainer(task._replace(states=states, down=first)), False
         done = trainer(task._replace(states=states, down=for_returning(first)))

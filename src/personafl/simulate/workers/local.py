@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import itertools
 import math
 import mmap
 import multiprocessing
@@ -124,12 +125,13 @@ class LocalWorkers:
         left = enumerate(tasks)
         if self._count == 1 or not self._worth:
             yield from self._here(left)
-        if self._count == 1 or not self._worth:  # all are done
+        first = next(left, None)
+        if first is None:
             return
         if self._pool is None:
             self._pool = _Pool(self._work, self._count)
         try:
-            yield from self._pool.map(left)
+            yield from self._pool.map(itertools.chain([first], left))
         except BaseException:
             self.close()  # workers may still be at something that nobody waits for
             raise
