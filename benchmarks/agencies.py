@@ -2,7 +2,7 @@
 
     python benchmarks/agencies.py pretrain PATH/agnews.npz --out DIR   # DIR/model and DIR/news.jsonl
     personafl compare recipes/agencies.toml --dataset DIR/news.jsonl model.source=DIR/model --out DIR/runs
-    python -P benchmarks/agencies.py table DIR/runs
+    python benchmarks/agencies.py table DIR/runs
 
 The clients are the news agencies that a text names (a guess of `agnews.npz`), each with at most so many texts as
 `--most` says, drawn. The decoder is that of `roles.py`; it is pre-trained on texts whose agency is unknown.
@@ -10,12 +10,18 @@ The clients are the news agencies that a text names (a guess of `agnews.npz`), e
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 
 import personafl
-from roles import add_pretrain, line, runs_of, train_decoder
+
+HERE = str(Path(__file__).parent)
+sys.path.insert(0, HERE)
+from roles import add_pretrain, line, runs_of, train_decoder  # noqa: E402
+
+sys.path[:] = [place for place in sys.path if place != HERE]  # pandas takes bottleneck.py for a package of that name
 
 LEAST = 60  # texts of an agency that is a client
 REFERENCE = "head"  # the variant that others are compared with: the model as it is, and one head for all
