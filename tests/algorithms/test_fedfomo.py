@@ -125,13 +125,13 @@ def test_a_client_is_sent_the_models_that_helped_it_most_and_never_its_own() -> 
 def test_it_explores_as_often_as_it_says_and_breaks_ties_evenly() -> None:
     """Client 3 likes nobody: each of three others is its first as often. The first of client 1 is 5, but for ε."""
     ties, explored = [], 0
-    for number in range(2000):
+    for number in range(600):
         state = KNOWN._replace(rounds=torch.tensor(number))
         ties.append(int(server(models=1).address(state, np.array([3]))["models"]["w"][0, 0, 0]))
         explored += int(server(models=1, explore=0.3).address(state, np.array([1]))["models"]["w"][0, 0, 0]) != 5
-    shares = [ties.count(client) / 2000 for client in (1, 5, 8)]
-    assert shares == pytest.approx([1 / 3] * 3, abs=0.04)
-    assert explored / 2000 == pytest.approx(0.3 * 2 / 3, abs=0.03)
+    shares = [ties.count(client) / 600 for client in (1, 5, 8)]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.06)
+    assert explored / 600 == pytest.approx(0.3 * 2 / 3, abs=0.06)
 
 
 def test_the_server_keeps_models_and_adds_up_what_was_taken_over() -> None:

@@ -25,8 +25,9 @@ from personafl.deploy.server.opening import open_federation
 # imported where a recipe compresses (-150); then what a task is, for scoring and fine-tuning by whoever trains (80);
 # then which sums of a round it was in, and patches of convolutions (130);
 # then frozen parts and LoRA of networks (240); then ranks of devices, what looks between layers (90), and that messages
-# may differ by client (130). Gradients of single samples are imported where these are protected (-290).
-HALF = 20_587 // 2 + 3_000
+# may differ by client (130). Gradients of single samples are imported where these are protected (-290); then how to
+# leave out what no client needs (40).
+HALF = 20_587 // 2 + 3_040
 # A server's rooms, what only a simulation needs, what people look at, and where data come from that were not dealt.
 ABSENT = (
     *("deploy.server", "deploy.device.dealing", "deploy.pki", "flower", "cluster", "runs.build", "runs.job", "api"),
