@@ -55,17 +55,32 @@ def table(args: argparse.Namespace) -> None:
     scores = {(run.rows[0]["method"], run.rows[0]["seed"]): own_scores(run) for run in runs}
     print("| variant | mean | worst 10% | % hurt | kB up, a client and round |")
     print("|---|---|---|---|---|")
+    recipes = {run.rows[0]["seed"]: personafl.Recipe.read(run.path / "recipe.toml") for run in runs}
+    guesses = [most_frequent(recipe) for recipe in recipes.values()]
+    print(line("its most frequent topic", [(100 * own.mean(), 100 * worst(own), np.nan, 0.0) for own in guesses]))
     for label in dict.fromkeys(run.rows[0]["method"] for run in runs):
         found = []
         for run in runs:
             if (row := run.rows[0])["method"] != label:
                 continue
             mine, start = scores[label, row["seed"]], scores[REFERENCE, row["seed"]]
-            worst = np.sort([*mine.values()])[: -(-len(mine) // 10)].mean()
+            own = np.array([*mine.values()])
             hurt = np.mean([mine[name] < start[name] for name in mine])
             sent = run.history()["bytes_up"].sum() / run.history()["clients"].sum() / 1000
-            found.append((100 * np.mean([*mine.values()]), 100 * worst, 100 * hurt, sent))
+            found.append((100 * own.mean(), 100 * worst(own), 100 * hurt, sent))
         print(line(label, found))
+
+
+def most_frequent(recipe: personafl.Recipe) -> np.ndarray:
+    """Return each client's accuracy on its test texts if the topic it has most of in training is all that is said."""
+    data = personafl.describe_data(recipe).data
+    topics = [(data.y[data.train[client]], data.y[data.test[client]]) for client in data.seen]
+    return np.array([float((test == train.mode().values).double().mean()) for train, test in topics])
+
+
+def worst(scores: np.ndarray) -> float:
+    """Return the mean of the worst tenth."""
+    return float(np.sort(scores)[: -(-len(scores) // 10)].mean())
 
 
 def own_scores(run: personafl.Result) -> dict[str, float]:
