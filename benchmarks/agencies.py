@@ -2,7 +2,7 @@
 
     python benchmarks/agencies.py pretrain PATH/agnews.npz --out DIR   # DIR/model and DIR/news.jsonl
     personafl compare recipes/agencies.toml --dataset DIR/news.jsonl model.source=DIR/model --out DIR/runs
-    python -P benchmarks/agencies.py table DIR/runs
+    python benchmarks/agencies.py table DIR/runs
 
 The clients are the news agencies that a text names (a guess of `agnews.npz`), each with at most so many texts as
 `--most` says, drawn. The decoder is that of `roles.py`; it is pre-trained on texts whose agency is unknown.
@@ -10,12 +10,18 @@ The clients are the news agencies that a text names (a guess of `agnews.npz`), e
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 
 import personafl
-from roles import add_pretrain, line, train_decoder
+
+HERE = str(Path(__file__).parent)
+sys.path.insert(0, HERE)
+from roles import add_pretrain, line, runs_of, train_decoder  # noqa: E402
+
+sys.path[:] = [place for place in sys.path if place != HERE]  # pandas takes bottleneck.py for a package of that name
 
 LEAST = 60  # texts of an agency that is a client
 REFERENCE = "head"  # the variant that others are compared with: the model as it is, and one head for all
@@ -45,21 +51,36 @@ def pretrain(args: argparse.Namespace) -> None:
 
 def table(args: argparse.Namespace) -> None:
     """Print what each variant gives the agencies: accuracy in %, who is hurt, and bytes; mean ± std over seeds."""
-    runs = [run for path in args.runs for run in personafl.load(path).results]
+    runs = runs_of(args.runs)
     scores = {(run.rows[0]["method"], run.rows[0]["seed"]): own_scores(run) for run in runs}
     print("| variant | mean | worst 10% | % hurt | kB up, a client and round |")
     print("|---|---|---|---|---|")
+    recipes = {run.rows[0]["seed"]: personafl.Recipe.read(run.path / "recipe.toml") for run in runs}
+    guesses = [most_frequent(recipe) for recipe in recipes.values()]
+    print(line("its most frequent topic", [(100 * own.mean(), 100 * worst(own), np.nan, 0.0) for own in guesses]))
     for label in dict.fromkeys(run.rows[0]["method"] for run in runs):
         found = []
         for run in runs:
             if (row := run.rows[0])["method"] != label:
                 continue
             mine, start = scores[label, row["seed"]], scores[REFERENCE, row["seed"]]
-            worst = np.sort([*mine.values()])[: -(-len(mine) // 10)].mean()
+            own = np.array([*mine.values()])
             hurt = np.mean([mine[name] < start[name] for name in mine])
             sent = run.history()["bytes_up"].sum() / run.history()["clients"].sum() / 1000
-            found.append((100 * np.mean([*mine.values()]), 100 * worst, 100 * hurt, sent))
+            found.append((100 * own.mean(), 100 * worst(own), 100 * hurt, sent))
         print(line(label, found))
+
+
+def most_frequent(recipe: personafl.Recipe) -> np.ndarray:
+    """Return each client's accuracy on its test texts if the topic it has most of in training is all that is said."""
+    data = personafl.describe_data(recipe).data
+    topics = [(data.y[data.train[client]], data.y[data.test[client]]) for client in data.seen]
+    return np.array([float((test == train.mode().values).double().mean()) for train, test in topics])
+
+
+def worst(scores: np.ndarray) -> float:
+    """Return the mean of the worst tenth."""
+    return float(np.sort(scores)[: -(-len(scores) // 10)].mean())
 
 
 def own_scores(run: personafl.Result) -> dict[str, float]:

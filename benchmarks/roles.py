@@ -97,8 +97,8 @@ def train_decoder(known: list[str], clients: list[str], args: argparse.Namespace
     model.save_pretrained(args.out / "model")
 
 
-def untouched(model: Path, recipe: personafl.Recipe) -> dict[str, float]:
-    """Return each role's perplexity by the model as it is, computed by transformers and torch alone."""
+def untouched(model: Path, recipe: personafl.Recipe) -> dict[str, tuple[float, float]]:
+    """Return each role's perplexity and accuracy by the model as it is, computed by transformers and torch alone."""
     from transformers import AutoModelForCausalLM
 
     data = personafl.describe_data(recipe).data
@@ -108,19 +108,20 @@ def untouched(model: Path, recipe: personafl.Recipe) -> dict[str, float]:
         x, y = data.samples(data.test[client])
         with torch.no_grad():
             scores = network(input_ids=x, attention_mask=torch.ones_like(x)).logits.double()
-        found[name] = float(functional.cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=-1).exp())
+        loss = functional.cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=-1)
+        found[name] = float(loss.exp()), float((scores.argmax(-1) == y)[y >= 0].double().mean())
     return found
 
 
 def table(args: argparse.Namespace) -> None:
     """Print what each variant gives the roles: perplexity, who is hurt, and bytes; mean ± std over seeds."""
-    runs = [run for path in args.runs for run in personafl.load(path).results]
+    runs = runs_of(args.runs)
     recipes = {run.rows[0]["seed"]: personafl.Recipe.read(run.path / "recipe.toml") for run in runs}
     base = {seed: untouched(args.model, recipe) for seed, recipe in recipes.items()}
-    print("| variant | mean | worst 10% | % hurt | kB up, a client and round |")
-    print("|---|---|---|---|---|")
-    start = [np.array([*values.values()]) for values in base.values()]
-    print(line("none", [(values.mean(), worst(values), 0.0, 0.0) for values in start]))
+    print("| variant | perplexity | worst 10% | % hurt | accuracy % | kB up, a client and round |")
+    print("|---|---|---|---|---|---|")
+    start = [np.array([*values.values()]).T for values in base.values()]
+    print(line("none", [(own.mean(), worst(own), 0.0, 100 * right.mean(), 0.0) for own, right in start]))
     for label in dict.fromkeys(run.rows[0]["method"] for run in runs):
         found = []
         for run in runs:
@@ -129,11 +130,18 @@ def table(args: argparse.Namespace) -> None:
             clients = run.to_pandas()
             which = "personal" if "personal_test_perplexity" in clients else "global"
             mine = clients.set_index("name")[f"{which}_test_perplexity"]
-            hurt = np.mean([value > base[row["seed"]][name] for name, value in mine.items()])
+            hurt = np.mean([value > base[row["seed"]][name][0] for name, value in mine.items()])
             turns = sum(entry["clients"] for _, entry in run.history().iterrows())
             sent = run.history()["bytes_up"].sum() / turns / 1000
-            found.append((mine.mean(), worst(mine.to_numpy()), 100 * hurt, sent))
+            right = 100 * clients[f"{which}_test_accuracy"].mean()
+            found.append((mine.mean(), worst(mine.to_numpy()), 100 * hurt, right, sent))
         print(line(label, found))
+
+
+def runs_of(paths: list[Path]) -> list[personafl.Result]:
+    """Return the runs in directories of runs and of comparisons, which may have more of them to come."""
+    found = [each for path in paths for each in ([path] if (path / "recipe.toml").exists() else path.iterdir())]
+    return [personafl.Result.load(each) for each in sorted(found) if (each / "result.json").exists()]
 
 
 def line(label: str, found: list[tuple[float, ...]]) -> str:

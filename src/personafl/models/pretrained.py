@@ -310,6 +310,6 @@ def _check_size(model: Any, folder: Path, vocabulary: int, length: int) -> None:
             places = layer.num_embeddings - layer.padding_idx - 1  # RoBERTa counts from there
     if places is not None and length > places:
         raise BadInput(
-            f"model.source: {folder} has {places} positions, and texts of this data have {length} tokens; cut them "
-            "into shorter ones"
+            f"model.source: {folder} has {places} positions, and texts of this data have {length} tokens; set "
+            f"data.length={places}, or give shorter ones"
         )

@@ -1,6 +1,5 @@
 """What the clients of a run solve: the networks that its recipe names."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import torch
@@ -13,9 +12,7 @@ from personafl.core.split import Split
 from personafl.core.tasks import task_named
 from personafl.data.federated import FederatedData
 from personafl.errors import BadInput
-from personafl.models import make_net
-from personafl.models.adapters import is_adapter
-from personafl.models.network import Network, SharedNetwork
+from personafl.models.network import SharedNetwork
 from personafl.recipe.recipe import Recipe
 
 Maker = Callable[..., tuple[Net, Split | None]]  # as `make_net_and_split`
@@ -62,22 +59,9 @@ def make_problems(
     )
     if not recipe.devices:
         return (shared,)
-    made = []
-    if model is None and not any(map(is_adapter, net.shapes)):
-        made.append((recipe.model.whole.resolved(data), net))
-    problems = []
-    for index, profile in enumerate(recipe.devices):
-        local = shared.local_net
-        if profile.model is not None:
-            other = _own_net(made, profile.model.resolved(data), data, f"devices[{index}]").to(device, dtype)
-            local = None if other is net else other
-        if profile.rank is not None:
-            from personafl.uploads.ranks import check_rank  # few devices have one
+    from personafl.runs.ownproblems import problems_of  # here, for few recipes have kinds of devices
 
-            check_rank(profile.rank, net.shapes, f"devices[{index}].rank")
-        own = dataclasses.replace(shared, local_net=local, bits=profile.bits, penalty=profile.penalty)
-        problems.append(dataclasses.replace(own, rank=profile.rank))
-    return tuple(problems)
+    return problems_of(recipe, shared, data, model, device, dtype)
 
 
 def _metrics(data: FederatedData) -> tuple[tuple[str, Metric], ...]:
@@ -105,15 +89,3 @@ def _shared(
         if recipe.model.personal is None and str(error).startswith("model.personal:"):
             raise BadInput(f"{error} ({algorithm.personal!r} is the default of {algorithm.name})") from error
         raise
-
-
-def _own_net(made: list[tuple[Network, Net]], record: Network, data: FederatedData, where: str) -> Net:
-    """Return the network of a record; equal records are one network, and what there is already is in `made`."""
-    for known, net in made:
-        if known == record:
-            return net
-    try:
-        made.append((record, make_net(record, data)))
-    except BadInput as error:
-        raise BadInput(f"{where}.{error}") from error
-    return made[-1][1]
