@@ -121,7 +121,7 @@ def test_a_preset_that_cannot_start(change: str, text: str) -> None:
 
 def test_a_preset_that_scores_validation_data_starts_without_its_data(tmp_path: Path) -> None:
     (preset,) = presets(papers()["pfllib"], ["fmnist"], "paper")
-    assert preset.recipe(tmp_path).evaluation.split == "both"
+    assert preset.values()["evaluation"]["split"] == "both"
     assert check(preset, tmp_path).problems == ()
 
 
