@@ -40,10 +40,10 @@ def test_from_a_table_to_named_predictions(people: Path, called: Called) -> None
     code, shown, _ = called("data", "describe", *table)
     assert code == 0
     assert "2 (high, low)" in shown
-    assert "note: 1 clients with fewer than 2 samples left out" in shown
+    assert "note: 1 client with fewer than 2 samples left out: di" in shown
     code, _, error = called("run", *table, "--rounds", "30", "training.lr=0.1", "--out", "r")
     assert code == 0, error
-    assert error.count("note: 1 clients with fewer than 2 samples left out") == 1
+    assert error.count("note: 1 client with fewer than 2 samples left out: di") == 1
     assert called("export", "r", "--quiet")[0] == 0
     card = Path("r/export/global.md").read_text()
     assert "| Classes | high, low |" in card

@@ -119,6 +119,12 @@ def test_a_preset_that_cannot_start(change: str, text: str) -> None:
     assert any(text in problem for problem in problems), problems
 
 
+def test_a_preset_that_scores_validation_data_starts_without_its_data(tmp_path: Path) -> None:
+    (preset,) = presets(papers()["pfllib"], ["fmnist"], "paper")
+    assert preset.recipe(tmp_path).evaluation.split == "both"
+    assert check(preset, tmp_path).problems == ()
+
+
 def test_data_that_are_not_here_or_not_whole(tmp_path: Path) -> None:
     (preset,) = presets(PAPER, ["figure3d"], "paper")
     absent = check(preset, tmp_path)

@@ -11,7 +11,8 @@ client i has one of its own, φ_i = (W_i, b_i), and ω = (P, p, a layer norm) is
     server:    θ ← Σ_i p_i θ_i;   ω ← Σ_i p_i ω_i;   (W, b) ← Σ_i p_i ½ ((W, b) + φ_i)
 
 MMD² is of the minibatch, with the kernel Σ_a exp(−‖u − u'‖²/2a), a = 10, 15, 20, 50: a mean over all pairs of samples.
-λ = 5 is the authors' for images. The personal model is a network with a gated head (`core.heads`), in which v_i is part
+λ = 5 is the authors' for images; the default 0.5 was chosen by validation data of clients with few samples
+(docs/evidence.md, Defaults). The personal model is a network with a gated head (`core.heads`), in which v_i is part
 of P; it has θ, ω and the shared head as they were last received. What a client sends of the head is ½ (φ_i − (W, b)):
 whoever sees it singly knows φ_i.
 
@@ -57,7 +58,7 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 class CpClient(OnePassClient, TunedClient):
     """Client rule: the body, the personal head and the policy at once."""
 
-    strength: float = 5.0  # λ
+    strength: float = 0.5  # λ
 
     def expects(self, problem: Problem, start: Params) -> Model:
         """Return the shared network and the policy; the head must be a linear layer that gives the outputs."""
@@ -168,7 +169,7 @@ class CpServer(Averaging):
 def fedcp(
     training: Training,
     *,
-    strength: NonNegative = 5.0,
+    strength: NonNegative = 0.5,
     tune_lr: Rate | None = None,
     tune_epochs: Count = 5,
     server: OptimizerSpec = PLAIN_MEAN,

@@ -65,6 +65,9 @@ def try_start(preset: Preset, recipe: Recipe, source: str | Path | None) -> Tria
         if needed is None:  # the digits, which are always here
             return Trial(said, {}, tuple(problems))
         data = _shape(needed, recipe.data)
+        if recipe.data.validation:  # which only dealt data have
+            tested = recipe.evaluation.model_copy(update={"split": "test"})
+            recipe = recipe.model_copy(update={"evaluation": tested})
     facts: dict[str, dict[str, Any]] = {}
     for run in preset.runs:
         try:
