@@ -10,18 +10,12 @@ The clients are the news agencies that a text names (a guess of `agnews.npz`), e
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 
 import personafl
-
-HERE = str(Path(__file__).parent)
-sys.path.insert(0, HERE)
-from roles import add_pretrain, line, runs_of, train_decoder  # noqa: E402
-
-sys.path[:] = [place for place in sys.path if place != HERE]  # pandas takes bottleneck.py for a package of that name
+from roles import add_pretrain, line, runs_of, train_decoder
 
 LEAST = 60  # texts of an agency that is a client
 REFERENCE = "head"  # the variant that others are compared with: the model as it is, and one head for all

@@ -2,9 +2,7 @@
 
     python benchmarks/roles.py pretrain PATH/shakespeare_roles.npz --out DIR   # DIR/model and DIR/roles.jsonl
     personafl compare recipes/roles.toml --dataset DIR/roles.jsonl model.source=DIR/model --out DIR/runs
-    python -P benchmarks/roles.py table DIR/model DIR/runs
-
-(-P, or pandas takes bottleneck.py beside it for a package of that name.)
+    python benchmarks/roles.py table DIR/model DIR/runs
 
 Every third play is kept out of the pre-training, and its longer roles are the clients. The model has GPT-2's
 architecture and is saved as a Hugging Face folder, with a byte-level BPE tokenizer of the same plays.

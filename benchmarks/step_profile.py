@@ -1,6 +1,6 @@
 """Where a round of ours goes on one core, beside what the core can do: for the workloads of peers.py.
 
-    OMP_NUM_THREADS=1 python benchmarks/bottleneck.py mlp [fedavg]
+    OMP_NUM_THREADS=1 python benchmarks/step_profile.py mlp [fedavg]
 
 Prints the time of a round, the operations that take most of it, the rate of one large product, and for the MLP how many
 client steps a loop of the same products does that is written by hand, without autograd or framework.
