@@ -169,7 +169,8 @@ def test_a_model_that_cannot_be_stacked_is_trained_one_by_one(tmp_path: Path) ->
     lines: list[Any] = []
     small = Recipe.parse({"rounds": 2, "method": {"name": "finetune"}})
     result = api.run(small, model=Counts(), out=tmp_path / "run", listener=lines.append)
-    [note] = [line.text for line in lines if isinstance(line, Note)]
+    dealt, note = [line.text for line in lines if isinstance(line, Note)]
+    assert "dealt to 50 clients" in dealt
     why = (
         r"torch\.func cannot batch line \d+ of test_calibrate\.py \(an if, a loop or \.item\(\) that depends on data\)"
     )

@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 
-from personafl.core.algorithm import ClientRule, Problem, only_by_gradients
+from personafl.core.algorithm import ClientRule, Problem
 from personafl.core.batches import Data, Steps
 from personafl.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class AroundClient(ClientRule):
-    """Base of client rules around another one: what is not said otherwise is that one's."""
+    """Base of client rules around another one: what is not said otherwise is that one's.
+
+    But for `by_gradients`, which a rule with an `update` of its own says itself.
+    """
 
     rule: ClientRule
 
@@ -31,11 +34,6 @@ class AroundClient(ClientRule):
     def uploads_of_state(self) -> tuple[str, ...]:  # type: ignore[override]
         """As the method."""
         return self.rule.uploads_of_state
-
-    @property
-    def by_gradients(self) -> bool:  # type: ignore[override]
-        """As the method."""
-        return only_by_gradients(self.rule)
 
     @property
     def kept_phases(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -31,7 +31,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from personafl.core import tree, wire
-from personafl.core.algorithm import Algorithm, Problem, untrained_upload
+from personafl.core.algorithm import Algorithm, Problem, only_by_gradients, untrained_upload
 from personafl.core.batches import Data
 from personafl.core.tree import Params, Tree
 from personafl.uploads.aroundclient import AroundClient
@@ -50,6 +50,11 @@ class CompressedClient(AroundClient):
     """Client rule: another one's, with its uploads compressed."""
 
     codec: Compression
+
+    @property
+    def by_gradients(self) -> bool:  # type: ignore[override]
+        """As the method: what is compressed was trained before."""
+        return only_by_gradients(self.rule)
 
     @property
     def offline(self) -> Callable[[Problem, WithError, Data], WithError] | None:
